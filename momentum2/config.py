@@ -1,0 +1,266 @@
+"""Every setting of a run, typed and frozen. A run is a pure function of one `Config`.
+
+One line per field: it is the help text of the command line. Fields that decide *what* is computed are
+separate from those that only decide *how fast* or *how often we look* (`MAY_CHANGE_ON_RESUME`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+MethodName = Literal["byol", "moco", "simsiam", "simclr", "supervised"]
+NormName = Literal["batch", "split", "synced", "momentum"]
+TeacherNormName = Literal["batch", "split", "synced", "momentum", "shuffle"]
+History = Literal["local", "global"]
+Compat = Literal["paper", "official"]
+Stem = Literal["imagenet", "cifar", "small"]
+DataName = Literal["shapes", "folder", "cifar10", "cifar100", "stl10", "imagenet", "archive", "list", "none"]
+ViewRecipe = Literal["byol", "moco_v2", "simsiam", "supervised", "evaluation", "multicrop"]
+Cache = Literal["auto", "on", "off"]
+Precision = Literal["auto", "fp32", "bf16"]
+OptimName = Literal["sgd", "lars"]
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """What is learned, and which statistics normalise it.
+
+    Args:
+        name: The method; Momentum² Teacher is byol with a momentum teacher_norm.
+        student_norm: The student's BN: per process, per virtual device, over all, or momentum statistics.
+        teacher_norm: The teacher's BN; shuffle is MoCo's shuffling BN and needs method moco.
+        alpha: Weight of the current batch in Momentum BN's statistics: cosine (alpha_base to 0) or a number.
+        alpha_base: Where the cosine schedule of alpha starts.
+        weight_momentum: m_base, the share of the student that enters the teacher each step (0.01, not 0.99).
+        reference_batch: The batch size at which weight_momentum holds; it scales linearly from there.
+        history: Momentum statistics per process (local, the paper) or averaged over processes (global).
+        compat: paper for the paper's formulas, official for the arithmetic of the authors' code.
+        temperature: Softmax temperature of the contrastive methods.
+        queue_size: Number of negatives that MoCo keeps.
+        freeze_encoder: Train only the classifier (method supervised).
+    """
+
+    name: MethodName = "byol"
+    student_norm: NormName = "batch"
+    teacher_norm: TeacherNormName = "momentum"
+    alpha: Literal["cosine"] | float = "cosine"
+    alpha_base: float = 1.0
+    weight_momentum: float = 0.01
+    reference_batch: int = 256
+    history: History = "local"
+    compat: Compat = "paper"
+    temperature: float = 0.2
+    queue_size: int = 65536
+    freeze_encoder: bool = False
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The network.
+
+    Args:
+        backbone: Name of a torchvision network with batch norm, such as resnet18 or resnet50.
+        stem: First layers of a ResNet: imagenet (7x7/2 and pooling), cifar (3x3/1) or small (3x3/2).
+        width: Multiplier of a ResNet's channels.
+        projector_hidden: Hidden width of projector and predictor.
+        projector_out: Output width of projector and predictor.
+        weights: State dict (.safetensors or .pth) to start from.
+    """
+
+    backbone: str = "resnet50"
+    stem: Stem = "imagenet"
+    width: float = 1.0
+    projector_hidden: int = 4096
+    projector_out: int = 256
+    weights: str | None = None
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where images come from.
+
+    Args:
+        name: Kind of data set; shapes is drawn on the fly and needs no files.
+        root: The folder, archive or list file.
+        split: The part to train on (for eval_data: the labelled part that classifiers learn from).
+        test_split: The part to test on (used in eval_data only).
+        train_size: Use only the first n images of a seeded order.
+        image_size: Side in pixels of the square crops that the network sees.
+        workers: Decoding processes; 0 decodes in the training process.
+        cache: Keep the decoded images in one memory-mapped file: auto (if they fit), on or off.
+        cache_dir: Where caches are kept (default: the user's cache folder).
+        download: Allow torchvision to download the data set.
+        max_bad_fraction: Stop if more than this share of the images cannot be read.
+    """
+
+    name: DataName = "folder"
+    root: str | None = None
+    split: str = "train"
+    test_split: str = "test"
+    train_size: int | None = None
+    image_size: int = 224
+    workers: int = 0
+    cache: Cache = "auto"
+    cache_dir: str | None = None
+    download: bool = False
+    max_bad_fraction: float = 0.01
+
+
+@dataclass(frozen=True)
+class ViewsConfig:
+    """How one image becomes several views.
+
+    Args:
+        recipe: The named set of augmentations.
+        crop_min: Smallest area of a random crop as a share of the image (default: the recipe's own).
+        colour: Multiplier of the recipe's colour jitter.
+        blur: Multiplier of the recipe's blur probability.
+        solarize: Multiplier of the recipe's solarize probability.
+        small_crops: Number of small crops added by multicrop.
+        small_size: Side in pixels of those small crops.
+    """
+
+    recipe: ViewRecipe = "byol"
+    crop_min: float | None = None
+    colour: float = 1.0
+    blur: float = 1.0
+    solarize: float = 1.0
+    small_crops: int = 0
+    small_size: int = 96
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long, how large and on what.
+
+    Args:
+        epochs: Passes over the data; give this or steps.
+        steps: Optimizer steps; give this or epochs.
+        batch_size: Images per optimizer step, over all processes.
+        accumulate: Micro-batches per optimizer step.
+        virtual_devices: Groups of samples that the split and momentum norms treat as separate devices.
+        precision: auto is bf16 where the device computes in it, else fp32.
+        compile: Compile the networks with torch.compile.
+        seed: Seed of every random draw.
+        checkpoint_every: Steps between checkpoints.
+        keep: Number of checkpoints that stay on disk.
+        device: auto, cpu, cuda, cuda:1, mps.
+        threads: CPU threads per process; 0 takes the cores that are free.
+    """
+
+    epochs: int | None = 100
+    steps: int | None = None
+    batch_size: int = 256
+    accumulate: int = 1
+    virtual_devices: int = 1
+    precision: Precision = "auto"
+    compile: bool = False
+    seed: int = 0
+    checkpoint_every: int = 1000
+    keep: int = 2
+    device: str = "auto"
+    threads: int = 0
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """The optimizer and its schedule (cosine after a linear warm-up).
+
+    Args:
+        name: sgd or lars.
+        lr: Learning rate per 256 images of batch size.
+        weight_decay: L2 decay.
+        sgd_momentum: Momentum of the gradient.
+        warmup_epochs: Epochs of linear warm-up.
+        warmup_start: Factor of the learning rate at the first step of the warm-up.
+        clip_norm: Largest norm of the gradient (default: no clipping).
+        exclude_bias_and_norm: Keep biases and norm parameters out of weight decay and LARS adaptation.
+        lars_eta: Trust coefficient of LARS.
+    """
+
+    name: OptimName = "sgd"
+    lr: float = 0.05
+    weight_decay: float = 1e-4
+    sgd_momentum: float = 0.9
+    warmup_epochs: float = 0.0
+    warmup_start: float = 0.001
+    clip_norm: float | None = None
+    exclude_bias_and_norm: bool = False
+    lars_eta: float = 1e-3
+
+
+@dataclass(frozen=True)
+class MonitorConfig:
+    """What is watched while training.
+
+    Args:
+        log_every: Steps between two lines of metrics.jsonl.
+        knn_every: Epochs between online kNN evaluations on eval_data; 0 for none.
+        knn_k: Neighbours that vote.
+        knn_temperature: Temperature of the votes.
+        tensorboard: Write TensorBoard events too (needs the tensorboard extra).
+        collapse_std: Alarm when the std of the unit-length outputs times sqrt(width) falls below this.
+        collapse_rank: Alarm when their effective rank falls below this.
+        collapse_steps: For so many logged steps in a row.
+        wait_fraction: Alarm when more than this share of the time goes into waiting for data.
+        slow_step: Alarm when a step takes this many times the run's median.
+    """
+
+    log_every: int = 10
+    knn_every: int = 0
+    knn_k: int = 20
+    knn_temperature: float = 0.07
+    tensorboard: bool = False
+    collapse_std: float = 0.1
+    collapse_rank: float = 2.0
+    collapse_steps: int = 5
+    wait_fraction: float = 0.3
+    slow_step: float = 5.0
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run.
+
+    Args:
+        method: What is learned.
+        model: The network.
+        data: The images to train on.
+        eval_data: Labelled images for kNN and linear evaluation.
+        views: Augmentation.
+        train: Length, batch and device.
+        optim: Optimizer.
+        monitor: Watching.
+    """
+
+    method: MethodConfig = field(default_factory=MethodConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    eval_data: DataConfig = field(default_factory=lambda: DataConfig(name="none"))
+    views: ViewsConfig = field(default_factory=ViewsConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+
+
+#: Fields that change speed, place or watching, never the numbers that are computed.
+MAY_CHANGE_ON_RESUME = frozenset(
+    {
+        "data.root",
+        "data.workers",
+        "data.cache",
+        "data.cache_dir",
+        "data.download",
+        "eval_data.root",
+        "eval_data.workers",
+        "eval_data.cache",
+        "eval_data.cache_dir",
+        "eval_data.download",
+        "train.checkpoint_every",
+        "train.keep",
+        "train.device",
+        "train.threads",
+        "monitor",
+    }
+)

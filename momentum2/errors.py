@@ -1,0 +1,8 @@
+"""The one exception that a person is meant to read."""
+
+
+class UserError(Exception):
+    """An expected mistake. The message is one sentence that says what is wrong and what to do.
+
+    The command line prints the message alone and exits with code 2; library callers can catch it.
+    """
