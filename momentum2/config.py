@@ -13,6 +13,7 @@ MethodName = Literal["byol", "moco", "simsiam", "simclr", "supervised"]
 NormName = Literal["batch", "split", "synced", "momentum"]
 TeacherNormName = Literal["batch", "split", "synced", "momentum", "shuffle"]
 History = Literal["local", "global"]
+WeightSchedule = Literal["cosine", "constant"]
 Compat = Literal["paper", "official"]
 Stem = Literal["imagenet", "cifar", "small"]
 DataName = Literal["shapes", "folder", "cifar10", "cifar100", "stl10", "imagenet", "archive", "list", "none"]
@@ -33,6 +34,7 @@ class MethodConfig:
         alpha: Weight of the current batch in Momentum BN's statistics: cosine (alpha_base to 0) or a number.
         alpha_base: Where the cosine schedule of alpha starts.
         weight_momentum: m_base, the share of the student that enters the teacher each step (0.01, not 0.99).
+        weight_schedule: cosine lowers m from m_base to 0; constant keeps it (MoCo).
         reference_batch: The batch size at which weight_momentum holds; it scales linearly from there.
         history: Momentum statistics per process (local, the paper) or averaged over processes (global).
         compat: paper for the paper's formulas, official for the arithmetic of the authors' code.
@@ -47,6 +49,7 @@ class MethodConfig:
     alpha: Literal["cosine"] | float = "cosine"
     alpha_base: float = 1.0
     weight_momentum: float = 0.01
+    weight_schedule: WeightSchedule = "cosine"
     reference_batch: int = 256
     history: History = "local"
     compat: Compat = "paper"
@@ -63,8 +66,9 @@ class ModelConfig:
         backbone: Name of a torchvision network with batch norm, such as resnet18 or resnet50.
         stem: First layers of a ResNet: imagenet (7x7/2 and pooling), cifar (3x3/1) or small (3x3/2).
         width: Multiplier of a ResNet's channels.
-        projector_hidden: Hidden width of projector and predictor.
+        projector_hidden: Hidden width of the projector.
         projector_out: Output width of projector and predictor.
+        predictor_hidden: Hidden width of the predictor (default: as projector_hidden).
         weights: State dict (.safetensors or .pth) to start from.
     """
 
@@ -73,6 +77,7 @@ class ModelConfig:
     width: float = 1.0
     projector_hidden: int = 4096
     projector_out: int = 256
+    predictor_hidden: int | None = None
     weights: str | None = None
 
 
@@ -135,11 +140,11 @@ class TrainConfig:
     """How long, how large and on what.
 
     Args:
-        epochs: Passes over the data; give this or steps.
-        steps: Optimizer steps; give this or epochs.
+        epochs: Passes over the data.
+        steps: Optimizer steps; when given, it decides instead of epochs.
         batch_size: Images per optimizer step, over all processes.
         accumulate: Micro-batches per optimizer step.
-        virtual_devices: Groups of samples that the split and momentum norms treat as separate devices.
+        virtual_devices: Groups of the global batch that the split and momentum norms treat as devices.
         precision: auto is bf16 where the device computes in it, else fp32.
         compile: Compile the networks with torch.compile.
         seed: Seed of every random draw.
@@ -149,7 +154,7 @@ class TrainConfig:
         threads: CPU threads per process; 0 takes the cores that are free.
     """
 
-    epochs: int | None = 100
+    epochs: int = 100
     steps: int | None = None
     batch_size: int = 256
     accumulate: int = 1

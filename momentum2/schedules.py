@@ -4,6 +4,7 @@ Nothing here remembers anything, so nothing restarts when a run resumes.
 """
 
 import math
+from dataclasses import dataclass
 
 
 def cosine(base: float, k: int, K: int) -> float:
@@ -26,3 +27,32 @@ def scaled_lr(lr_per_256: float, batch_size: int) -> float:
 def scaled_weight_momentum(m_base: float, batch_size: int, reference_batch: int) -> float:
     """The other half of the paper's joint rule: batch × n means lr × n *and* m_base × n (at most 1)."""
     return min(m_base * batch_size / reference_batch, 1.0)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Every scheduled value of a run of K steps, each a function of the step k alone.
+
+    `alpha` is a fixed number, or None for the cosine from `alpha_base` to 0.
+    """
+
+    K: int
+    lr_base: float
+    warmup: int = 0
+    warmup_start: float = 0.001
+    m_base: float = 0.0
+    m_constant: bool = False
+    alpha_base: float = 1.0
+    alpha_fixed: float | None = None
+
+    def lr(self, k: int) -> float:
+        """Learning rate of the step after k are done."""
+        return warmup_cosine(self.lr_base, k, self.K, self.warmup, self.warmup_start)
+
+    def m(self, k: int) -> float:
+        """Share of the student that enters the teacher's weights."""
+        return self.m_base if self.m_constant else cosine(self.m_base, k, self.K)
+
+    def alpha(self, k: int) -> float:
+        """Weight of the current batch in the teacher's statistics."""
+        return cosine(self.alpha_base, k, self.K) if self.alpha_fixed is None else self.alpha_fixed

@@ -1,0 +1,77 @@
+"""Command-line arguments to typed configs, and a parser's complaints to sentences."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from difflib import get_close_matches
+
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
+
+from momentum2.config import Config
+from momentum2.errors import UserError
+from momentum2.recipes import RECIPES, find
+
+_TYPES = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "text"}
+
+
+def make_parser(command: str, description: str) -> ArgumentParser:
+    """A parser for `momentum2 COMMAND` whose mistakes are `UserError`s when read with `parse`."""
+    return ArgumentParser(prog=f"momentum2 {command}", description=description, exit_on_error=False)
+
+
+def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
+    """Parse, or raise a `UserError` with one sentence."""
+    try:
+        return parser.parse_args(list(arguments))
+    except ArgumentError as error:
+        raise UserError(_sentence(str(error), parser)) from None
+
+
+def add_config(parser: ArgumentParser, defaults: Config) -> None:
+    """Add `--config FILE` and a flag for every field of `Config`."""
+    parser.add_argument("--config", action="config", help="YAML file of settings, such as a run's config.yaml")
+    parser.add_class_arguments(Config, None, as_group=True, sub_configs=False)
+    parser.set_defaults(asdict(defaults))
+
+
+def read_config(parser: ArgumentParser, options: Namespace) -> Config:
+    """The `Config` in parsed options."""
+    values = parser.instantiate(options)
+    return Config(**{f.name: values[f.name] for f in fields(Config)})
+
+
+def parse_recipe(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[Config, Namespace]:
+    """Parse `RECIPE [overrides]` or `--config FILE [overrides]`; returns the config and all parsed options."""
+    command = parser.prog
+    parser.usage = f"{command} RECIPE [options]\n       {command} --config FILE [options]"
+    parser.epilog = f"Recipes: {', '.join(RECIPES)}."
+    named = bool(arguments) and not arguments[0].startswith("-")
+    rest = arguments[1:] if named else arguments
+    if not named and not any(a.split("=")[0] in ("--config", "-h", "--help") for a in rest):
+        raise UserError(f"Name a recipe: {command} RECIPE, one of {', '.join(RECIPES)}.")
+    recipe = find(arguments[0]) if named else None
+    add_config(parser, recipe.config if recipe else Config())
+    options = parse(parser, rest)
+    if recipe and recipe.adapt:  # the recipe looks at the user's data; what the user said still wins
+        parser.set_defaults(asdict(recipe.adapt(read_config(parser, options))))
+        options = parse(parser, rest)
+    return read_config(parser, options), options
+
+
+def _sentence(message: str, parser: ArgumentParser) -> str:
+    unknown = re.match(r"unrecognized arguments: (\S+)", message)
+    if unknown:
+        word = unknown.group(1).split("=")[0]
+        if not word.startswith("-"):
+            return f"{word!r} is one argument too many; {parser.prog} --help shows the usage."
+        known = [option for action in parser._actions for option in action.option_strings]
+        close = get_close_matches(word, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"{parser.prog} --help lists them all."
+        return f"There is no option {word}; {hint}"
+    wrong = re.match(r'Parser key "([\w.]+)":(.*)(?:Got|Given) value: (.*)', message, re.DOTALL)
+    if wrong:
+        key, expected, value = wrong.groups()
+        kinds = [", ".join(c.strip("' ") for c in m.split(",")) for m in re.findall(r"Literal\[(.*?)\]", expected)]
+        kinds += [_TYPES[t] for t in re.findall(r"<class '(\w+)'>", expected.split("Errors:")[0]) if t in _TYPES]
+        return f"--{key} takes {' or '.join(dict.fromkeys(kinds))}, not {value.strip()!r}."
+    return " ".join(message.replace("Parser key ", "").split()).rstrip(".") + "."

@@ -1,0 +1,78 @@
+"""The command line: a command is a function of its arguments. Expected mistakes are one sentence and exit code 2."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+
+from rich.console import Console
+from rich.table import Table
+
+from momentum2 import __version__
+from momentum2.arguments import make_parser, parse, parse_recipe
+from momentum2.errors import UserError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except UserError as error:
+        print(f"momentum2: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        _print_help()
+        return 0
+    name, rest = arguments[0], arguments[1:]
+    if name in ("--version", "version"):
+        print(f"momentum2 {__version__}")
+        return 0
+    if name not in COMMANDS:
+        close = get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(COMMANDS)}."
+        raise UserError(f"There is no command called {name!r}; {hint}")
+    return COMMANDS[name][0](rest)
+
+
+def _print_help() -> None:
+    print("usage: momentum2 COMMAND ...\n\nPretrain vision backbones without labels.\n\ncommands:")
+    for name, (_, summary) in COMMANDS.items():
+        print(f"  {name:<11} {summary}")
+    print("\nmomentum2 COMMAND --help shows every option of a command; momentum2 --version the version.")
+
+
+def recipes(arguments: list[str]) -> int:
+    """List the recipes."""
+    from momentum2.recipes import RECIPES
+
+    parse(make_parser("recipes", "List the named recipes with their headline numbers."), arguments)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("recipe", "what it is", "expect"):
+        table.add_column(column)
+    for name, build in RECIPES.items():
+        recipe = build()
+        table.add_row(name, recipe.summary, recipe.expect)
+    Console().print(table)
+    return 0
+
+
+def plan(arguments: list[str]) -> int:
+    """Show what a recipe comes to."""
+    parser = make_parser("plan", "Resolve a recipe: steps, learning rate, momenta, BN batch; trains nothing.")
+    parser.add_argument("--processes", type=int, default=1, help="Number of processes to plan for.")
+    config, options = parse_recipe(parser, arguments)
+    print(config, options.processes)
+    return 0
+
+
+COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
+    "plan": (plan, "resolved settings of a recipe, memory and time; trains nothing"),
+    "recipes": (recipes, "list the named recipes with their headline numbers"),
+}

@@ -1,0 +1,19 @@
+"""The methods, by name. To add one: write its file, add its line."""
+
+from momentum2.config import MethodName
+from momentum2.methods.byol import BYOL
+from momentum2.methods.method import Method, Output
+from momentum2.methods.moco import MoCo
+from momentum2.methods.simclr import SimCLR
+from momentum2.methods.simsiam import SimSiam
+from momentum2.methods.supervised import Supervised
+
+METHODS: dict[MethodName, type[BYOL | MoCo | SimSiam | SimCLR | Supervised]] = {
+    "byol": BYOL,
+    "moco": MoCo,
+    "simsiam": SimSiam,
+    "simclr": SimCLR,
+    "supervised": Supervised,
+}
+
+__all__ = ["METHODS", "BYOL", "Method", "MoCo", "Output", "SimCLR", "SimSiam", "Supervised"]

@@ -1,0 +1,46 @@
+"""SimCLR: every other image of the batch is a negative."""
+
+from collections import OrderedDict
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from momentum2 import distributed
+from momentum2.backbones import Encoder
+from momentum2.config import Config
+from momentum2.heads import mlp
+from momentum2.methods.method import Method, Output
+from momentum2.norms import convert_norms
+from momentum2.schedules import Schedule
+
+
+def nt_xent(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
+    """Cross-entropy of finding each of 2N outputs' other view among the 2N−1 others of all processes."""
+    n, rank = len(z1), distributed.rank()
+    z = torch.cat([distributed.gather(z1), distributed.gather(z2)])  # 2M×d, M = N × processes
+    M = len(z) // 2
+    own = torch.arange(n, device=z.device) + rank * n  # rows of this process in each half
+    rows = torch.cat([own, own + M])
+    logits = torch.cat([z1, z2]) @ z.T / temperature  # 2N×2M
+    logits[torch.arange(2 * n, device=z.device), rows] = -torch.inf  # not itself
+    return F.cross_entropy(logits, torch.cat([own + M, own]))
+
+
+class SimCLR(Method):
+    """Encoder f and projector g."""
+
+    def __init__(self, config: Config, schedule: Schedule, f: Encoder, devices: int, classes: int) -> None:
+        super().__init__(schedule)
+        model, method = config.model, config.method
+        g = mlp(f.feature_dim, model.projector_hidden, model.projector_out)
+        self.student = nn.Sequential(OrderedDict(encoder=f, projector=g))
+        convert_norms(self.student, method.student_norm, devices, method.compat)
+        self.temperature = method.temperature
+
+    def forward(self, views: list[Tensor], labels: Tensor | None, shuffle: torch.Generator) -> Output:
+        z1, z2 = (F.normalize(self.student(v).float(), dim=1) for v in views[:2])  # N×d
+        return Output(nt_xent(z1, z2, self.temperature), z1.detach(), {})
+
+    def encoders(self) -> dict[str, nn.Module]:
+        return {"student": self.student.encoder}

@@ -1,0 +1,46 @@
+"""A classifier: the whole network with labels, or a linear head on a frozen encoder."""
+
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from momentum2.backbones import Encoder
+from momentum2.config import Config
+from momentum2.heads import classifier
+from momentum2.methods.method import Method, Output
+from momentum2.norms import convert_norms
+from momentum2.schedules import Schedule
+
+
+class Supervised(Method):
+    """Encoder f and head; with `freeze_encoder`, f stays as it is, its BN in evaluation mode."""
+
+    def __init__(self, config: Config, schedule: Schedule, f: Encoder, devices: int, classes: int) -> None:
+        super().__init__(schedule)
+        self.frozen = config.method.freeze_encoder
+        self.encoder = f
+        if self.frozen:
+            f.requires_grad_(False)
+            self.head: nn.Module = classifier(f.feature_dim, classes)
+        else:
+            self.head = nn.Linear(f.feature_dim, classes)
+            convert_norms(self.encoder, config.method.student_norm, devices, config.method.compat)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if self.frozen:
+            self.encoder.eval()
+        return self
+
+    def forward(self, views: list[Tensor], labels: Tensor | None, shuffle: torch.Generator) -> Output:
+        assert labels is not None
+        with torch.set_grad_enabled(not self.frozen):
+            h = self.encoder(views[0])  # N×d
+        logits = self.head(h).float()  # N×classes
+        accuracy = (logits.argmax(1) == labels).float().mean()
+        return Output(F.cross_entropy(logits, labels), h.detach(), {"accuracy": accuracy})
+
+    def encoders(self) -> dict[str, nn.Module]:
+        return {"student": self.encoder}

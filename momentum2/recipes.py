@@ -1,0 +1,256 @@
+"""Named recipes: each a whole config, with the command that runs it and the number to expect.
+
+`PAPER` recipes carry the published settings; the others were chosen and measured by us.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+
+from momentum2.config import (
+    Config,
+    DataConfig,
+    MethodConfig,
+    ModelConfig,
+    MonitorConfig,
+    OptimConfig,
+    TrainConfig,
+    ViewsConfig,
+)
+from momentum2.errors import UserError
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A config with its headline.
+
+    `expect` is a number that somebody measured, with its source; `adapt` fits the config to the user's data.
+    """
+
+    config: Config
+    summary: str
+    command: str
+    expect: str
+    adapt: Callable[[Config], Config] | None = None
+
+
+def quickstart() -> Recipe:
+    data = DataConfig(name="shapes", image_size=32)
+    return Recipe(
+        Config(
+            method=MethodConfig(student_norm="batch", teacher_norm="momentum", weight_momentum=0.03),
+            model=ModelConfig("resnet18", "small", width=0.5, projector_hidden=512, projector_out=128),
+            data=data,
+            eval_data=data,
+            train=TrainConfig(epochs=4, batch_size=128, checkpoint_every=200),
+            optim=OptimConfig(lr=0.2, warmup_epochs=0.5),
+            monitor=MonitorConfig(knn_every=1),
+        ),
+        summary="Momentum² Teacher on the embedded shapes: minutes on a laptop",
+        command="momentum2 pretrain quickstart --out runs/quickstart",
+        expect="",
+    )
+
+
+def cifar10() -> Recipe:
+    data = DataConfig(name="cifar10", image_size=32)
+    return Recipe(
+        Config(
+            method=MethodConfig(student_norm="split", weight_momentum=0.03, reference_batch=512),
+            model=ModelConfig("resnet18", "cifar", projector_hidden=2048, projector_out=256),
+            data=data,
+            eval_data=data,
+            train=TrainConfig(epochs=400, batch_size=512, virtual_devices=16),
+            optim=OptimConfig(lr=0.1, warmup_epochs=10, weight_decay=5e-4),
+            monitor=MonitorConfig(knn_every=10),
+        ),
+        summary="Momentum² Teacher, ResNet-18, CIFAR-10, for one GPU",
+        command="momentum2 pretrain cifar10 --data.root CIFAR --eval_data.root CIFAR --out runs/cifar10",
+        expect="not measured yet",
+    )
+
+
+def cifar10_cpu() -> Recipe:
+    data = DataConfig(name="folder", image_size=32)
+    return Recipe(
+        Config(
+            method=MethodConfig(weight_momentum=0.03),
+            model=ModelConfig("resnet18", "small", width=0.5, projector_hidden=512, projector_out=128),
+            data=data,
+            eval_data=data,
+            train=TrainConfig(steps=3000, batch_size=128, checkpoint_every=500),
+            optim=OptimConfig(lr=0.2, warmup_epochs=0.5),
+            monitor=MonitorConfig(knn_every=2),
+        ),
+        summary="Momentum² Teacher, half-width ResNet-18, CIFAR-10 as image files, for two CPU cores",
+        command="momentum2 pretrain cifar10-cpu --data.root CIFAR --eval_data.root CIFAR --out runs/cifar10-cpu",
+        expect="",
+    )
+
+
+def stl10() -> Recipe:
+    data = DataConfig(name="stl10", split="train+unlabeled", image_size=96, workers=4)
+    return Recipe(
+        Config(
+            method=MethodConfig(student_norm="split", weight_momentum=0.032, reference_batch=2048),
+            model=ModelConfig("resnet18", projector_hidden=512, projector_out=128),
+            data=data,
+            eval_data=replace(data, split="train"),
+            train=TrainConfig(epochs=400, batch_size=2048, virtual_devices=64),
+            optim=OptimConfig(lr=0.1, warmup_epochs=10),
+            monitor=MonitorConfig(knn_every=10),
+        ),
+        summary="Momentum² Teacher, ResNet-18, STL-10, 64 (virtual) devices of 32: the paper's Table 1",
+        command="momentum2 pretrain stl10 --data.root STL10 --eval_data.root STL10 --out runs/stl10",
+        expect="paper: 88.18 % linear top-1",
+    )
+
+
+def imagenet_1node() -> Recipe:
+    data = DataConfig(name="imagenet", image_size=224, workers=8)
+    return Recipe(
+        Config(
+            method=MethodConfig(student_norm="split", weight_momentum=0.01, reference_batch=256),
+            model=ModelConfig("resnet50"),
+            data=data,
+            eval_data=replace(data, test_split="val"),
+            train=TrainConfig(epochs=100, batch_size=256, virtual_devices=8),
+            optim=OptimConfig(lr=0.05, warmup_epochs=10),
+        ),
+        summary="Momentum² Teacher, ResNet-50, ImageNet, 8 GPUs of 32 (or --train.batch_size 1024: 8 of 128)",
+        command="torchrun --nproc-per-node 8 -m momentum2 pretrain imagenet-1node --data.root IMAGENET "
+        "--eval_data.root IMAGENET --out runs/imagenet",
+        expect="paper: 70.4 % linear top-1 (batch 1024: 70.7; 73.8 with 300 epochs)",
+    )
+
+
+def imagenet_128gpu() -> Recipe:
+    base = imagenet_1node().config
+    return Recipe(
+        replace(
+            base,
+            method=replace(base.method, reference_batch=4096),
+            train=replace(base.train, epochs=300, batch_size=4096, virtual_devices=128),
+            optim=OptimConfig(
+                "lars", lr=0.3, weight_decay=1.5e-6, warmup_epochs=10, exclude_bias_and_norm=True
+            ),
+        ),
+        summary="Momentum² Teacher, ResNet-50, ImageNet, LARS, 128 GPUs of 32",
+        command="torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
+        "-m momentum2 pretrain imagenet-128gpu --data.root IMAGENET --eval_data.root IMAGENET --out runs/m2",
+        expect="paper: 72.0 % linear top-1 (128 a GPU: 72.9; 1000 epochs: 74.5)",
+    )
+
+
+def byol() -> Recipe:
+    base = imagenet_128gpu().config
+    return Recipe(
+        replace(base, method=replace(base.method, student_norm="synced", teacher_norm="synced")),
+        summary="BYOL with synced BN on both sides, otherwise as imagenet-128gpu",
+        command="torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
+        "-m momentum2 pretrain byol --data.root IMAGENET --eval_data.root IMAGENET --out runs/byol",
+        expect="paper: 72.5 % linear top-1",
+    )
+
+
+def moco_v2() -> Recipe:
+    base = imagenet_1node().config
+    return Recipe(
+        replace(
+            base,
+            method=MethodConfig(
+                "moco",
+                student_norm="split",
+                alpha=0.064,
+                weight_momentum=0.001,
+                weight_schedule="constant",
+                reference_batch=1024,
+            ),
+            model=ModelConfig("resnet50", projector_hidden=2048, projector_out=128),
+            views=ViewsConfig("moco_v2"),
+            train=replace(base.train, epochs=200, batch_size=1024, virtual_devices=32),
+            optim=OptimConfig(lr=0.03),
+        ),
+        summary="MoCo v2 with Momentum BN keys, ResNet-50, ImageNet, 32 GPUs of 32 (--method.teacher_norm shuffle: "
+        "the original)",
+        command="torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
+        "-m momentum2 pretrain moco-v2 --data.root IMAGENET --eval_data.root IMAGENET --out runs/moco",
+        expect="paper: 67.8 % linear top-1 (shuffling BN: 66.8)",
+    )
+
+
+def simsiam() -> Recipe:
+    base = imagenet_1node().config
+    return Recipe(
+        replace(
+            base,
+            method=MethodConfig("simsiam", student_norm="synced"),
+            model=ModelConfig(
+                "resnet50", projector_hidden=2048, projector_out=2048, predictor_hidden=512
+            ),
+            views=ViewsConfig("simsiam"),
+            optim=OptimConfig(lr=0.05),
+        ),
+        summary="SimSiam, ResNet-50, ImageNet, batch 256",
+        command="torchrun --nproc-per-node 8 -m momentum2 pretrain simsiam --data.root IMAGENET "
+        "--eval_data.root IMAGENET --out runs/simsiam",
+        expect="paper: 68.1 % linear top-1",
+    )
+
+
+def simclr() -> Recipe:
+    base = imagenet_128gpu().config
+    return Recipe(
+        replace(
+            base,
+            method=MethodConfig("simclr", student_norm="synced", temperature=0.1),
+            model=ModelConfig("resnet50", projector_hidden=2048, projector_out=128),
+            train=replace(base.train, epochs=200),
+            optim=replace(base.optim, weight_decay=1e-6),
+        ),
+        summary="SimCLR, ResNet-50, ImageNet, batch 4096",
+        command="torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
+        "-m momentum2 pretrain simclr --data.root IMAGENET --eval_data.root IMAGENET --out runs/simclr",
+        expect="paper: 66.6 % linear top-1",
+    )
+
+
+def supervised() -> Recipe:
+    base = imagenet_1node().config
+    return Recipe(
+        replace(
+            base,
+            method=MethodConfig("supervised"),
+            views=ViewsConfig("supervised"),
+            train=replace(base.train, epochs=90, virtual_devices=1),
+            optim=OptimConfig(lr=0.1, warmup_epochs=5),
+        ),
+        summary="Supervised baseline, ResNet-50, ImageNet",
+        command="torchrun --nproc-per-node 8 -m momentum2 pretrain supervised --data.root IMAGENET "
+        "--eval_data.root IMAGENET --out runs/supervised",
+        expect="not measured yet",
+    )
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "quickstart": quickstart,
+    "cifar10": cifar10,
+    "cifar10-cpu": cifar10_cpu,
+    "stl10": stl10,
+    "imagenet-1node": imagenet_1node,
+    "imagenet-128gpu": imagenet_128gpu,
+    "byol": byol,
+    "moco-v2": moco_v2,
+    "simsiam": simsiam,
+    "simclr": simclr,
+    "supervised": supervised,
+}
+
+
+def find(name: str) -> Recipe:
+    """The recipe called `name`."""
+    if name not in RECIPES:
+        close = get_close_matches(name, RECIPES, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(RECIPES)}."
+        raise UserError(f"There is no recipe called {name!r}; {hint}")
+    return RECIPES[name]()
