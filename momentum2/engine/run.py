@@ -43,8 +43,8 @@ class Run:
         free = shutil.disk_usage(self.path).free
         if free < to_come * size:
             raise UserError(
-                f"{self.path} needs {to_come * size / 1e9:.3g} GB for checkpoints and has {free / 1e9:.3g} GB "
-                "free; make room, lower --train.keep or choose another --out."
+                f"{self.path} needs {to_come * size / 1e9:.3g} GB for checkpoints and has {free / 1e9:.3g} "
+                "GB free; make room, lower --train.keep or choose another --out."
             )
         return []
 
