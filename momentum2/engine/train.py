@@ -71,7 +71,7 @@ def fit(job: Job, run: Run) -> bool:
     if t.compile:
         model = torch.compile(model)  # type: ignore[assignment]
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=use_bf16(t.precision, device))
-    log = Log(run.path, start, job.steps, job.steps_per_epoch, job.monitor.tensorboard)
+    log = Log(run.directory, start, job.steps, job.steps_per_epoch, job.monitor.tensorboard)
     alarms, meter, stop = Alarms(job.monitor), Meter(), False
     with log, StopSignal() as signal, job.batches(start) as batches:
         if job.validate and start == 0:
@@ -86,9 +86,10 @@ def fit(job: Job, run: Run) -> bool:
             for i in range(t.accumulate):
                 inputs = batch.inputs(i, t.accumulate)
                 wait_for_last = world > 1 and i < t.accumulate - 1
-                with model.no_sync() if wait_for_last else nullcontext(), autocast:
-                    output = model(*inputs)
-                (output.loss / t.accumulate).backward()
+                with model.no_sync() if wait_for_last else nullcontext():
+                    with autocast:
+                        output = model(*inputs)
+                    (output.loss / t.accumulate).backward()
                 loss += output.loss.detach() / t.accumulate
             norm = clip_grad_norm_(parameters, job.optim.clip_norm or float("inf"))
             stop = signal.check(loss + norm, k, run.checkpoints)  # the same answer on all processes
@@ -100,6 +101,7 @@ def fit(job: Job, run: Run) -> bool:
             method.after_step(k)
             meter.count(batch.size, batch.wait)
             if look:
+                distributed.all_reduce_mean_([loss])
                 values = {name: float(value) for name, value in watched.items()}
                 values |= {"lr": lr, **spread(output.z), **meter.read(), "memory_gb": memory_gb(device)}
                 log.metrics(done, values)
