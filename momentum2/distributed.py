@@ -51,10 +51,10 @@ def setup(device: torch.device) -> None:
 def _fresh_store() -> tuple[Store, int, int]:
     """torchrun's store under a name that is new for this start of the processes; rank; number of processes.
 
-    torchrun keeps one store through its restarts, and processes that read the addresses of their dead
-    predecessors there fail or wait for ever. Its count of restarts differs between machines and cannot tell the
-    starts apart. So process 0 draws a name, and gives it to each process that has greeted it with a key of its
-    own, until all have taken it: an old greeting may be answered too, but no one waits for that answer.
+    torchrun keeps one store through its restarts; processes that read the addresses of their dead
+    predecessors there fail or wait for ever. Its count of restarts differs between machines, so it cannot
+    tell the starts apart. Process 0 therefore draws a name, and gives it to each process that has greeted it
+    with a key of its own, until all have taken it. An old greeting may be answered too; no one waits for that.
     """
     store, rank, world = next(rendezvous("env://"))
     name = uuid.uuid4().hex
