@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from momentum2 import distributed
 from momentum2.config import MonitorConfig, OptimConfig, TrainConfig
-from momentum2.engine.alarms import Alarms, not_finite
+from momentum2.engine.alarms import Alarms
 from momentum2.engine.checkpoint import collect, restore
 from momentum2.engine.device import cpu_threads, memory_gb, use_bf16
 from momentum2.engine.logging import Log, Meter, spread
@@ -92,9 +92,7 @@ def fit(job: Job, run: Run) -> bool:
                     (output.loss / t.accumulate).backward()
                 loss += output.loss.detach() / t.accumulate
             norm = clip_grad_norm_(parameters, job.optim.clip_norm or float("inf"))
-            stop, finite = signal.agree(torch.isfinite(loss + norm))  # the same on all processes
-            if not finite:
-                raise not_finite(k, max(run.checkpoints.steps(), default=None))
+            stop = signal.check(loss + norm, k, run.checkpoints)  # the same answer on all processes
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             done = k + 1
@@ -107,7 +105,7 @@ def fit(job: Job, run: Run) -> bool:
                 values = {name: float(value) for name, value in watched.items()}
                 values |= {"lr": lr, **spread(output.z), **meter.read(), "memory_gb": memory_gb(device)}
                 log.metrics(done, values)
-                for sentence in alarms.check(done, values):
+                for sentence in alarms.check(values):
                     log.alarm(done, sentence)
             if job.validate and (done == job.steps or (job.validate_every and done % job.validate_every == 0)):
                 log.metrics(done, job.validate())
