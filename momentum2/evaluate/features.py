@@ -1,7 +1,7 @@
 """Features of a whole data set: every image once, in order, on any number of processes."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain, repeat
 
@@ -57,7 +57,7 @@ def extract(
     read = iterate(dataset, spec, batch_size, indices=ours, device=device, workers=workers)
     bf16 = torch.autocast(device.type, torch.bfloat16, enabled=use_bf16(precision, device))
     rows, kept = [], []
-    with evaluating(encoder), _progress(len(dataset)) as advance:
+    with closing(read), evaluating(encoder), _progress(len(dataset)) as advance:
         for _, batch in zip(range(0, len(batches), world), chain(read, repeat(None)), strict=False):
             x, indices = torch.empty(0, encoder.feature_dim, device=device), torch.empty(0, dtype=torch.int64)
             if batch is not None and len(batch):
@@ -89,7 +89,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _progress(images: int) -> Iterator["_Advance"]:
+def _progress(images: int) -> Iterator[Callable[[int], None]]:
     """A bar on the terminal of the main process, gone when it is done."""
     console = Console(stderr=True)
     columns = (TextColumn("features"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
