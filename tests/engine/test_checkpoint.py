@@ -113,7 +113,7 @@ def test_an_undamaged_one_is_not_written_again(saved: Checkpoints):
 def test_all_damaged_is_not_a_new_start(saved: Checkpoints):
     for step in saved.steps():
         empty(saved.directory / f"step-{step:08d}" / "state.json")
-    with pytest.raises(UserError, match="All checkpoints .* are damaged"):
+    with pytest.raises(UserError, match=r"All checkpoints .* are damaged"):
         saved.load()
 
 
@@ -217,9 +217,9 @@ from momentum2.engine.checkpoint import Checkpoints
 def save_twice_and_die_before(operation, directory):
     seen = count(1)
     def before(event, arguments):
-        if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir") and directory in str(arguments[0]):
-            if next(seen) == operation:
-                os.kill(os.getpid(), signal.SIGKILL)
+        changes = event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
+        if changes and directory in str(arguments[0]) and next(seen) == operation:
+            os.kill(os.getpid(), signal.SIGKILL)
     checkpoints = Checkpoints(Path(directory), 1, "")
     for step in (1, 2):
         if step == 2:

@@ -55,8 +55,8 @@ def test_a_second_signal_stops_at_once():
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_stops_and_names_the_last_checkpoint(value: float, checkpoints: Checkpoints):
     with StopSignal() as stop:
-        with pytest.raises(UserError, match="in step 8 .no checkpoint has been written yet"):
+        with pytest.raises(UserError, match=r"in step 8 .no checkpoint has been written yet"):
             stop.check(torch.tensor(value), 7, checkpoints)
         checkpoints.save(5, {"w": torch.ones(1)}, {}, {})
-        with pytest.raises(UserError, match="in step 8 .the checkpoint of step 5 is finite"):
+        with pytest.raises(UserError, match=r"in step 8 .the checkpoint of step 5 is finite"):
             stop.check(torch.tensor(value), 7, checkpoints)
