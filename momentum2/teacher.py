@@ -95,8 +95,8 @@ class MomentumTeacher(nn.Module):
         if shapes[0] != shapes[1]:
             wrong = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
             raise UserError(
-                "Update the teacher with the network that it was made from; these parameters are missing, new or "
-                f"of another shape: {', '.join(wrong)}."
+                "Update the teacher with the network that it was made from: these parameters are missing, "
+                f"new or of another shape: {', '.join(wrong)}."
             )
         return list(ours.values()), [theirs[name] for name in ours]
 

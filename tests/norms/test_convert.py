@@ -37,12 +37,13 @@ FAMILIES = {
 
 
 def network(name):
-    options = {"init_weights": False} if name in ("googlenet", "inception_v3", "vgg11_bn") else {}
-    if name in ("googlenet", "inception_v3"):
-        options["aux_logits"] = False
     torch.manual_seed(0)
-    model = torchvision.models.get_model(name, weights=None, **options).double()
-    return model.features if name == "vgg11_bn" else model  # not its 120 million weights after the last norm
+    if name == "vgg11_bn":  # without the 120 million weights that follow its last norm
+        vgg = torchvision.models.vgg
+        return vgg.make_layers(vgg.cfgs["A"], batch_norm=True).double()
+    inception = name in ("googlenet", "inception_v3")
+    options = {"init_weights": False, "aux_logits": False} if inception else {}
+    return torchvision.models.get_model(name, weights=None, **options).double()
 
 
 def small():
