@@ -195,7 +195,7 @@ def test_unreadable_files_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty.pth").touch()
     (tmp_path / "text.pth").write_text("hello")
     (tmp_path / "text.safetensors").write_text("hello")
-    torch.save({"state_dict": encoder.state_dict()}, tmp_path / "nested.pth")
-    for file in ("absent.pth", "empty.pth", "text.pth", "text.safetensors", "nested.pth"):
+    torch.save({"epoch": 3, "lr": 0.1}, tmp_path / "foreign.pth")
+    for file in ("absent.pth", "empty.pth", "text.pth", "text.safetensors", "foreign.pth"):
         with pytest.raises(UserError, match=file):
             backbones.load_weights(encoder, tmp_path / file)
