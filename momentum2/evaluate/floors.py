@@ -12,7 +12,6 @@ from momentum2.engine.encoder import EncoderCard
 from momentum2.engine.recalibrate import recalibrate
 from momentum2.seeds import derive
 
-RANDOM, PIXELS = "random initialisation", "raw pixels"
 _LARGEST = 32  # side to which raw pixels are reduced: more dimensions than 3,072 classify no better, only slower
 
 
