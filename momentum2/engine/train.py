@@ -28,7 +28,6 @@ class StepBatch(Protocol):
 
     step: int
     wait: float  # seconds that the loop waited for it
-    size: int  # images of the global batch
 
     def inputs(self, i: int, n: int) -> tuple[Any, ...]:
         """Arguments of the method for micro-batch i of n."""
@@ -44,6 +43,7 @@ class Job:
     lr: Callable[[int], float]
     steps: int
     steps_per_epoch: int
+    lr_peak: float
     train: TrainConfig
     optim: OptimConfig
     monitor: MonitorConfig
@@ -55,7 +55,7 @@ class Job:
 def fit(job: Job, run: Run) -> bool:
     """Train to the end, from the run's newest checkpoint if it has one; False if a signal stopped it before."""
     method, t, device, world = job.method, job.train, job.device, distributed.world_size()
-    optimizer = build_optimizer(method, job.optim)
+    optimizer = build_optimizer(method.named_parameters(), job.optim, job.lr_peak, method.constant_lr)
     run.check_space(method)
     saved = run.checkpoints.load()
     start = saved.step if saved else 0
@@ -99,7 +99,7 @@ def fit(job: Job, run: Run) -> bool:
             look = done % job.monitor.log_every == 0 or done == job.steps
             watched = {"loss": loss, "grad_norm": norm, **output.metrics, **method.watch(k)} if look else {}
             method.after_step(k)
-            meter.count(batch.size, batch.wait)
+            meter.count(t.batch_size, batch.wait)
             if look:
                 distributed.all_reduce_mean_([loss])
                 values = {name: float(value) for name, value in watched.items()}
@@ -109,7 +109,7 @@ def fit(job: Job, run: Run) -> bool:
                     log.alarm(done, sentence)
             if job.validate and (done == job.steps or (job.validate_every and done % job.validate_every == 0)):
                 log.metrics(done, job.validate())
-                method.train()
+                meter.read()  # the time of validation is not the steps'
             if done == job.steps or done % t.checkpoint_every == 0 or stop:
                 run.checkpoints.save(done, *collect(method, optimizer), {"threads": threads})
             if stop:
