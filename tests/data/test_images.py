@@ -1,7 +1,6 @@
 """Every pixel format comes out as the RGB a viewer would show; every kind of damage as a reason."""
 
 import io
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -176,13 +175,12 @@ def test_damage_is_named(what: str) -> None:
     data, reason = damaged()[what]
     with pytest.raises(BadImage, match=f"(?i){reason}"):
         Encoded(data).pixels()
-    with pytest.raises(BadImage):
-        picture = Encoded(data)
-        _ = picture.size, picture.pixels()
 
 
 def test_a_jpeg_bomb_is_refused_by_its_header(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "MAX_PIXELS", 100)
-    for read in (lambda p: p.size, lambda p: p.pixels()):  # type: list[Callable[[Encoded], object]]
-        with pytest.raises(BadImage, match="bomb"):
-            read(Encoded(saved(Image.fromarray(RGB), "JPEG")))
+    data = saved(Image.fromarray(RGB), "JPEG")
+    with pytest.raises(BadImage, match="bomb"):
+        _ = Encoded(data).size
+    with pytest.raises(BadImage, match="bomb"):
+        Encoded(data).pixels()
