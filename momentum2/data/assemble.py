@@ -1,6 +1,6 @@
 """The pixels of a batch: whole images where all have one size, else the crops that its views ask for."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from momentum2.errors import UserError
 #: Whole images travel if they have at most so many times the pixels of the views made from them.
 _WHOLE = 4
 #: A JPEG is decoded at a reduced size if that leaves every crop at least so many times the view's side.
-_MARGIN = 1.0
+_MARGIN = 1.5
 
 Images = NDArray[np.uint8]  # (n, height, width, 3)
 
@@ -38,14 +38,6 @@ class Done(NamedTuple):
     taken: Ints | None
     bad: dict[int, str]
     images: list[Images]  # empty if they are in the shared memory
-
-
-def takes_whole(dataset: Dataset, specs: Sequence[ViewSpec]) -> bool:
-    """Whether images go to the device as they are, or as crops; it depends on nothing but these two."""
-    if dataset.fixed_size is None:
-        return False
-    height, width = dataset.fixed_size
-    return height * width <= _WHOLE * sum(spec.size**2 for spec in specs)
 
 
 @dataclass(frozen=True)
@@ -80,7 +72,11 @@ class Assemble:
 
     @property
     def whole(self) -> bool:
-        return takes_whole(self.dataset, self.specs)
+        """Whether images go to the device as they are, or as crops."""
+        if self.dataset.fixed_size is None:
+            return False
+        height, width = self.dataset.fixed_size
+        return height * width <= _WHOLE * sum(spec.size**2 for spec in self.specs)
 
     @property
     def sizes(self) -> list[tuple[int, int]]:

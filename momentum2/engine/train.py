@@ -1,55 +1,23 @@
 """The one loop. Pretraining, linear and semi-supervised evaluation and detection all run through `fit`."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from momentum2 import distributed
-from momentum2.config import MonitorConfig, OptimConfig, TrainConfig
 from momentum2.engine.alarms import Alarms
 from momentum2.engine.checkpoint import collect, restore
 from momentum2.engine.device import cpu_threads, memory_gb, use_bf16
+from momentum2.engine.job import Job
 from momentum2.engine.logging import Log, Meter, spread
 from momentum2.engine.run import Run
 from momentum2.engine.signals import StopSignal
-from momentum2.methods import Method
 from momentum2.optim import build_optimizer, set_lr
 from momentum2.seeds import derive
-
-
-class StepBatch(Protocol):
-    """This process's part of the batch of one step."""
-
-    step: int
-    wait: float  # seconds that the loop waited for it
-
-    def inputs(self, i: int, n: int) -> tuple[Any, ...]:
-        """Arguments of the method for micro-batch i of n."""
-        ...
-
-
-@dataclass(frozen=True)
-class Job:
-    """What `fit` turns. Everything in it is a function of the config, and batches are one of the step too."""
-
-    method: Method
-    batches: Callable[[int], AbstractContextManager[Iterable[StepBatch]]]  # from this step on
-    lr: Callable[[int], float]
-    steps: int
-    steps_per_epoch: int
-    lr_peak: float
-    train: TrainConfig
-    optim: OptimConfig
-    monitor: MonitorConfig
-    device: torch.device
-    validate: Callable[[], dict[str, float]] | None = None
-    validate_every: int = 0  # steps; the last step is always validated
 
 
 def fit(job: Job, run: Run) -> bool:
@@ -66,8 +34,10 @@ def fit(job: Job, run: Run) -> bool:
     torch.set_num_threads(threads)
     parameters = [p for p in method.parameters() if p.requires_grad]
     model: nn.Module = method.train()
+    all_but_last: Callable[[], AbstractContextManager[None]] = nullcontext  # of the micro-batches
     if world > 1:  # buffers stay with their process: whose statistics count is the method's business
         model = DistributedDataParallel(method, broadcast_buffers=False)
+        all_but_last = model.no_sync
     if t.compile:
         model = torch.compile(model)  # type: ignore[assignment]
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=use_bf16(t.precision, device))
@@ -85,8 +55,7 @@ def fit(job: Job, run: Run) -> bool:
             loss = torch.zeros((), device=device)
             for i in range(t.accumulate):
                 inputs = batch.inputs(i, t.accumulate)
-                wait_for_last = world > 1 and i < t.accumulate - 1
-                with model.no_sync() if wait_for_last else nullcontext():
+                with all_but_last() if i < t.accumulate - 1 else nullcontext():
                     with autocast:
                         output = model(*inputs)
                     (output.loss / t.accumulate).backward()
@@ -107,7 +76,9 @@ def fit(job: Job, run: Run) -> bool:
                 log.metrics(done, values)
                 for sentence in alarms.check(done, values):
                     log.alarm(done, sentence)
-            if job.validate and (done == job.steps or (job.validate_every and done % job.validate_every == 0)):
+            if job.validate and (
+                done == job.steps or (job.validate_every and done % job.validate_every == 0)
+            ):
                 log.metrics(done, job.validate())
                 meter.read()  # the time of validation is not the steps'
             if done == job.steps or done % t.checkpoint_every == 0 or stop:
