@@ -24,9 +24,9 @@ def lines(loaded: LoadedEncoder, folder: Path) -> str:
     path, name = folder.as_posix(), loaded.card.backbone
     file = f"{path}/model.safetensors"
     return (
-        "import json, timm\n"
+        "import json, pathlib, timm\n"
         f'model = timm.create_model("{name}", num_classes=0, checkpoint_path="{file}").eval()\n'
-        f'transform = timm.data.create_transform(**json.load(open("{path}/preprocessing.json")))\n'
+        f'transform = timm.data.create_transform(**json.loads(pathlib.Path("{path}/preprocessing.json").read_text()))\n'
     )
 
 
