@@ -54,7 +54,10 @@ def _torchvision_network(name: str) -> nn.Module:
         raise UserError(f"torchvision has no backbone '{name}'; {hint}")
     options = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
 
-    network = cast(nn.Module, torchvision.models.get_model(name, weights=None, **options))
+    device = torch.get_default_device()
+    # A RegNet's widths are the outcome of tensor arithmetic, which the meta device cannot do.
+    with torch.device("cpu" if name.startswith("regnet") else device):
+        network = cast(nn.Module, torchvision.models.get_model(name, weights=None, **options)).to(device)
     kinds = {type(module) for module in network.modules()}
     if nn.BatchNorm2d not in kinds or nn.LayerNorm in kinds:
         raise UserError(f"'{name}' is not a convolutional network with batch norm; try resnet50.")

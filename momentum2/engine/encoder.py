@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from momentum2 import __version__, backbones
 from momentum2.arguments import config_from_file
 from momentum2.augment import ViewSpec, view_specs
-from momentum2.config import Config, Stem, ViewsConfig
+from momentum2.config import Config, Network, Stem, ViewsConfig
 from momentum2.engine.checkpoint import Checkpoints, Damaged, read_files, sync_directory, write_synced
 from momentum2.engine.preprocess import Preprocess
 from momentum2.engine.run import CONFIG
@@ -26,7 +26,6 @@ from momentum2.weights import Architecture, fill, identify, network_in, read_sta
 
 log = logging.getLogger("momentum2")
 
-Network = Literal["teacher", "student"]
 
 ENCODER = "encoder.safetensors"
 _CARD, _SHA256 = "momentum2", "sha256"  # keys of the file's metadata
