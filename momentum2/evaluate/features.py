@@ -1,9 +1,8 @@
 """Features of a whole data set: every image once, in order, on any number of processes."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, repeat
 
 import numpy as np
 import torch
@@ -47,8 +46,8 @@ def extract(
 ) -> Features:
     """The features of all images, the same on every process; the encoder computes in evaluation mode.
 
-    Batch j is always images [j·B, (j+1)·B) and goes to process j mod world: one process and many compute the very
-    same batches, and the result is the same to the last bit.
+    Batch j is always images [j·B, (j+1)·B) and goes to process j mod world: one process and many compute the
+    very same batches, and the result is the same to the last bit.
     """
     device = torch.device(device)
     rank, world = distributed.rank(), distributed.world_size()
@@ -57,8 +56,9 @@ def extract(
     read = iterate(dataset, spec, batch_size, indices=ours, device=device, workers=workers)
     bf16 = torch.autocast(device.type, torch.bfloat16, enabled=use_bf16(precision, device))
     rows, kept = [], []
-    with closing(read), evaluating(encoder), _progress(len(dataset)) as advance:
-        for _, batch in zip(range(0, len(batches), world), chain(read, repeat(None)), strict=False):
+    with evaluating(encoder), _progress(len(dataset)) as advance:
+        for _ in range(0, len(batches), world):
+            batch = next(read, None)  # none where others have the last batches
             x, indices = torch.empty(0, encoder.feature_dim, device=device), torch.empty(0, dtype=torch.int64)
             if batch is not None and len(batch):
                 with bf16:

@@ -20,8 +20,8 @@ Score = Callable[[dict[str, nn.Module]], dict[str, float]]
 def online_knn(config: Config) -> Score | None:
     """A function from a method's encoders to `{"knn_top1": percent}` of the first of them, or None.
 
-    None if `config` asks for no kNN, or if its evaluation data has no labels. The data is opened here, once. What
-    it is given is left as it was found: modes of the layers, gradients and random state.
+    None if `config` asks for no kNN, or if its evaluation data has no labels. The data is opened here, once.
+    What it is given is left as it was found: modes of the layers, gradients and random state.
     """
     data, monitor = config.eval_data, config.monitor
     if data.name == "none" or monitor.knn_every == 0:

@@ -1,9 +1,12 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
 import torch
 from torch import Tensor, nn
 
-import pytest
-
-from momentum2.config import DataConfig
+from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, OptimConfig, TrainConfig
+from momentum2.engine.pretrain import pretrain
 
 
 class TinyEncoder(nn.Module):
@@ -14,7 +17,11 @@ class TinyEncoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(3, 8, 3, stride=2, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 12, 3), nn.BatchNorm2d(12)
+            nn.Conv2d(3, 8, 3, stride=2, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 12, 3),
+            nn.BatchNorm2d(12),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -27,7 +34,38 @@ def encoder() -> TinyEncoder:
     return TinyEncoder()
 
 
+SHAPES = DataConfig("shapes", image_size=16, train_size=300, cache="off")
+
+
 @pytest.fixture
 def shapes() -> DataConfig:
     """A few hundred of the drawn images, and no cache on disk."""
-    return DataConfig("shapes", image_size=16, train_size=300, cache="off")
+    return SHAPES
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run of six steps, with checkpoints after the third and the last; not to be written to."""
+    out = tmp_path_factory.mktemp("run") / "tiny"
+    config = Config(
+        method=MethodConfig("byol"),
+        model=ModelConfig("resnet18", "small", 0.125, projector_hidden=32, projector_out=16),
+        data=SHAPES,
+        eval_data=replace(SHAPES, train_size=200),
+        train=TrainConfig(steps=6, batch_size=16, checkpoint_every=3, precision="fp32", threads=1),
+        optim=OptimConfig(lr=0.2),
+    )
+    assert pretrain(config, out)
+    return out
+
+
+@pytest.fixture
+def run(finished_run: Path, tmp_path: Path) -> Path:
+    """A copy of that run which a test may write to."""
+    copy = tmp_path / "tiny"
+    for path in finished_run.rglob("*"):
+        if path.is_file() and path.name != ".lock":
+            target = copy / path.relative_to(finished_run)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    return copy

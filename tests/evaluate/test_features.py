@@ -1,4 +1,5 @@
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -68,41 +69,56 @@ def test_unreadable_images_are_left_out(encoder: nn.Module, tmp_path: Path, work
 
 
 PROGRAM = """
-import sys, torch
+import sys
+import torch
 from momentum2 import distributed
 from momentum2.augment import view_specs
-from momentum2.backbones import build
 from momentum2.config import DataConfig, ViewsConfig
 from momentum2.data import open_dataset
 from momentum2.evaluate.features import extract
-from momentum2.evaluate.knn import knn_scores
 
 torch.set_num_threads(1)
 distributed.setup(torch.device("cpu"))
 torch.manual_seed(0)
-encoder = build("resnet18", "small", 0.25)
-spec = view_specs(ViewsConfig("evaluation"), 16)[0]
-train, test = (
-    extract(encoder, open_dataset(DataConfig("shapes", image_size=16, split=split, train_size=n, cache="off")), spec, batch_size=10)
-    for split, n in (("train", 74), ("test", 21))  # 8 batches, the last of 4; and 3, the last of 1
+encoder = torch.nn.Sequential(
+    torch.nn.Conv2d(3, 32, 3), torch.nn.BatchNorm2d(32), torch.nn.ReLU(), torch.nn.Conv2d(32, 48, 3),
+    torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(48, 64),
 )
-votes = knn_scores(train.features, train.labels, test.features, 10, 5)
-torch.save([train.features, train.indices, train.labels, test.features, test.indices, votes], f"{sys.argv[1]}{distributed.rank()}.pt")
+encoder.feature_dim = 64
+spec = view_specs(ViewsConfig("evaluation"), 16)[0]
+found = []
+for images in (74, 21, 1):
+    data = DataConfig("shapes", image_size=16, train_size=images, cache="off")
+    f = extract(encoder, open_dataset(data), spec, batch_size=10)
+    found += [f.features, f.indices, f.labels]
+torch.save(found, f"{sys.argv[1]}-{distributed.rank()}.pt")
 distributed.teardown()
 """
 
 
 @pytest.mark.slow
 def test_three_processes_find_what_one_finds(tmp_path: Path):
-    """To the last bit, with uneven shares: 3 + 3 + 2 batches, of which the last is short."""
+    """To the last bit, with uneven shares: 8 batches, the last of 4; 3, the last of 1; and only one."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    root = Path(__file__).parents[2]
-    for command in ([sys.executable, program, tmp_path / "one"], [*start, program, tmp_path / "three"]):
-        subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(root)}, timeout=200)
-    one = torch.load(tmp_path / "one0.pt")
-    assert one[1].tolist() == list(range(74))
+
+    def start(name: str, rank: int, world: int) -> subprocess.Popen[bytes]:
+        environment = os.environ | {
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        return subprocess.Popen([sys.executable, str(program), str(tmp_path / name)], env=environment)
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = [start("one", 0, 1), *(start("three", rank, 3) for rank in range(3))]
+    assert [process.wait(200) for process in processes] == [0] * 4
+    one = torch.load(tmp_path / "one-0.pt")
+    assert [one[i].tolist() for i in (1, 4, 7)] == [list(range(n)) for n in (74, 21, 1)]
     for rank in range(3):
-        three = torch.load(tmp_path / f"three{rank}.pt")
+        three = torch.load(tmp_path / f"three-{rank}.pt")
         assert all(torch.equal(a, b) for a, b in zip(one, three, strict=True))
