@@ -4,7 +4,7 @@ from torch import nn
 
 
 def mlp(inputs: int, hidden: int, outputs: int, norm: bool = True) -> nn.Sequential:
-    """Linear – BN – ReLU – Linear: projector and predictor of BYOL and SimCLR; without BN, MoCo's projector."""
+    """Linear – BN – ReLU – Linear: projector and predictor of BYOL and SimCLR; without BN, MoCo's."""
     layers = [nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden) if norm else None, nn.ReLU(inplace=True)]
     return nn.Sequential(*[layer for layer in layers if layer], nn.Linear(hidden, outputs))
 

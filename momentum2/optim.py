@@ -20,8 +20,8 @@ def build_optimizer(
 
     Args:
         named_parameters: Of the whole method.
-        config: `exclude_bias_and_norm` takes biases and norm parameters (one-dimensional tensors) out of weight
-            decay and of LARS adaptation.
+        config: `exclude_bias_and_norm` takes biases and norm parameters (one-dimensional tensors) out of
+            weight decay and of LARS adaptation.
         lr: Peak learning rate, which parameters whose names start with one of `constant_lr` always have.
         constant_lr: Prefixes of names.
     """
@@ -42,6 +42,7 @@ def build_optimizer(
     ]
     if config.name == "lars":
         return LARS(options, lr, config.sgd_momentum, config.weight_decay, config.lars_eta)
+    # Not `fused`: it walks raw memory, and is silently wrong where a gradient or buffer has another layout.
     return SGD(options, lr=lr, momentum=config.sgd_momentum, weight_decay=config.weight_decay, foreach=True)
 
 
@@ -53,10 +54,13 @@ def set_lr(optimizer: Optimizer, lr: float) -> None:
 
 
 class LARS(Optimizer):
-    """SGD whose step is scaled, tensor by tensor, to the norm of the weights (You, Gitman and Ginsburg, 2017).
+    """SGD whose step is scaled, tensor by tensor, to the norm of the weights.
 
-    For weights w with gradient g of a group that adapts: g ← g + decay·w, then g ← g · η‖w‖ / ‖g‖ (unscaled if
-    either norm is 0), then v ← sgd_momentum·v + g and w ← w − lr·v. Groups with `adapt` false take plain SGD steps.
+    Algorithm 1 of You, Gitman and Ginsburg (2017), for weights w with gradient g:
+
+        trust = η‖w‖ / (‖g‖ + decay·‖w‖)      1 if either norm is 0, and in groups with `adapt` false
+        v ← sgd_momentum·v + lr·trust·(g + decay·w)
+        w ← w − v
     """
 
     def __init__(
@@ -67,7 +71,13 @@ class LARS(Optimizer):
         weight_decay: float = 0.0,
         eta: float = 1e-3,
     ) -> None:
-        defaults = {"lr": lr, "sgd_momentum": sgd_momentum, "weight_decay": weight_decay, "eta": eta, "adapt": True}
+        defaults = {
+            "lr": lr,
+            "sgd_momentum": sgd_momentum,
+            "weight_decay": weight_decay,
+            "eta": eta,
+            "adapt": True,
+        }
         super().__init__(params, defaults)
 
     @torch.no_grad()
@@ -78,19 +88,16 @@ class LARS(Optimizer):
             if not weights:
                 continue
             gradients: list[Tensor] = [p.grad for p in weights]
-            if group["weight_decay"]:
-                gradients = list(torch._foreach_add(gradients, weights, alpha=group["weight_decay"]))
+            decay = group["weight_decay"]
+            updates = torch._foreach_add(gradients, weights, alpha=decay)
             if group["adapt"]:
-                of_w, of_g = torch._foreach_norm(weights), torch._foreach_norm(gradients)
-                trust = [
-                    torch.where((w > 0) & (g > 0), group["eta"] * w / g, torch.ones_like(w))
-                    for w, g in zip(of_w, of_g, strict=True)
-                ]
-                gradients = list(torch._foreach_mul(gradients, trust))
+                w, g = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, gradients))
+                trust = torch.where((w > 0) & (g > 0), group["eta"] * w / (g + decay * w), 1.0)
+                torch._foreach_mul_(updates, list(trust.unbind()))
             buffers = [self._buffer(p) for p in weights]
             torch._foreach_mul_(buffers, group["sgd_momentum"])
-            torch._foreach_add_(buffers, gradients)
-            torch._foreach_add_(weights, buffers, alpha=-group["lr"])
+            torch._foreach_add_(buffers, updates, alpha=group["lr"])
+            torch._foreach_sub_(weights, buffers)
 
     def _buffer(self, weight: Tensor) -> Tensor:
         # The name that torch's SGD gives it too.

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from momentum2 import backbones, distributed
 from momentum2.augment import ViewSpec, render, view_specs
-from momentum2.config import Config
+from momentum2.config import Config, Network
 from momentum2.data import Batch, Dataset, Loader, open_dataset
 from momentum2.engine.device import choose_device, keep_large_blocks
 from momentum2.engine.encoder import EncoderCard, save_encoder
@@ -23,7 +23,7 @@ from momentum2.methods import METHODS, Method
 from momentum2.seeds import derive
 
 #: Scores of a method's encoders by name, such as online kNN.
-Score = Callable[[dict[str, nn.Module]], dict[str, float]]
+Score = Callable[[dict[Network, backbones.Encoder]], dict[str, float]]
 
 
 def build_method(config: Config, plan: Plan, classes: int) -> Method:

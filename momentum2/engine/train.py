@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
@@ -26,8 +26,12 @@ from momentum2.seeds import derive
 class StepBatch(Protocol):
     """This process's part of the batch of one step."""
 
-    step: int
-    wait: float  # seconds that the loop waited for it
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def wait(self) -> float:
+        """Seconds that the loop waited for it."""
 
     def inputs(self, i: int, n: int) -> tuple[Any, ...]:
         """Arguments of the method for micro-batch i of n."""
@@ -66,8 +70,10 @@ def fit(job: Job, run: Run) -> bool:
     torch.set_num_threads(threads)
     parameters = [p for p in method.parameters() if p.requires_grad]
     model: nn.Module = method.train()
+    all_but_last: Callable[[], AbstractContextManager[None]] = nullcontext  # of the micro-batches
     if world > 1:  # buffers stay with their process: whose statistics count is the method's business
         model = DistributedDataParallel(method, broadcast_buffers=False)
+        all_but_last = model.no_sync
     if t.compile:
         model = torch.compile(model)  # type: ignore[assignment]
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=use_bf16(t.precision, device))
@@ -85,8 +91,7 @@ def fit(job: Job, run: Run) -> bool:
             loss = torch.zeros((), device=device)
             for i in range(t.accumulate):
                 inputs = batch.inputs(i, t.accumulate)
-                wait_for_last = world > 1 and i < t.accumulate - 1
-                with model.no_sync() if wait_for_last else nullcontext():
+                with all_but_last() if i < t.accumulate - 1 else nullcontext():
                     with autocast:
                         output = model(*inputs)
                     (output.loss / t.accumulate).backward()
@@ -107,7 +112,9 @@ def fit(job: Job, run: Run) -> bool:
                 log.metrics(done, values)
                 for sentence in alarms.check(done, values):
                     log.alarm(done, sentence)
-            if job.validate and (done == job.steps or (job.validate_every and done % job.validate_every == 0)):
+            if job.validate and (
+                done == job.steps or (job.validate_every and done % job.validate_every == 0)
+            ):
                 log.metrics(done, job.validate())
                 meter.read()  # the time of validation is not the steps'
             if done == job.steps or done % t.checkpoint_every == 0 or stop:
