@@ -53,8 +53,8 @@ def require_resnet(card: EncoderCard, tool: str) -> None:
     """Refuse what is not a ResNet of torchvision: `tool` has other names for its parts."""
     if card.backbone not in RESNETS:
         raise UserError(
-            f"{tool} has not torchvision's names for {card.backbone}, as it has for ResNets; export to torchvision "
-            "or onnx."
+            f"{tool} takes ResNets, for which it has torchvision's names, and not {card.backbone}; export to "
+            "torchvision or onnx."
         )
 
 

@@ -24,7 +24,7 @@ def write(loaded: LoadedEncoder, folder: Path) -> None:
     require_width(card, "torchvision")
     if card.backbone.startswith(_OTHERWISE):
         raise UserError(
-            f"torchvision's {card.backbone} without its classifier does not give these features; export to onnx."
+            f"torchvision's {card.backbone} without its classifier gives other features; export to onnx."
         )
     save_encoder(folder / "model.safetensors", loaded.encoder, loaded.card)
     torch.save(state_of(loaded), folder / "model.pth")
