@@ -16,6 +16,7 @@ from momentum2.backbones import Encoder
 from momentum2.config import Precision
 from momentum2.data import Batch, Dataset, iterate
 from momentum2.engine.device import use_bf16
+from momentum2.seeds import derive
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,27 @@ def extract(
     found = torch.cat(kept)
     labels = None if dataset.labels is None else torch.from_numpy(dataset.labels)[found]
     return Features(torch.cat(rows), found, labels)
+
+
+def shuffled_views(
+    dataset: Dataset,
+    spec: ViewSpec,
+    *,
+    seed: int,
+    limit: int | None = None,
+    device: torch.device | str = "cpu",
+    workers: int = 0,
+) -> Iterator[Tensor]:
+    """Images as the encoder sees them, (n, 3, size, size), in a seeded order, the same on every process.
+
+    For statistics of batches: a folder has its images class by class, and a batch of one may have no variance.
+    """
+    order = np.argsort(np.random.Philox(derive(seed, "views")).random_raw(len(dataset)), kind="stable")[
+        :limit
+    ]
+    size = 255 if len(order) % 256 == 1 else 256
+    for batch in iterate(dataset, spec, size, indices=order, device=device, workers=workers):
+        yield _view(batch, spec)
 
 
 def _view(batch: Batch, spec: ViewSpec) -> Tensor:

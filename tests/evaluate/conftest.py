@@ -1,11 +1,14 @@
-from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, OptimConfig, TrainConfig
+from momentum2.data.shapes import CLASS_NAMES, render
+from momentum2.data.shapes import labels as class_labels
 from momentum2.engine.pretrain import pretrain
 
 
@@ -44,14 +47,30 @@ def shapes() -> DataConfig:
 
 
 @pytest.fixture(scope="session")
-def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some drawn images as files: 184 in train, 61 in test, of 10 classes."""
+    root = tmp_path_factory.mktemp("data") / "pictures"
+    for split, count in (("train", 184), ("test", 61)):
+        images, labels = (
+            render(np.arange(count), 16, split=split),
+            class_labels(np.arange(count), split=split),
+        )
+        for i, (pixels, label) in enumerate(zip(images, labels, strict=True)):
+            folder = root / split / CLASS_NAMES[label].replace(" ", "-")
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(folder / f"{i}.png")
+    return root
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Path:
     """A real run of six steps, with checkpoints after the third and the last; not to be written to."""
     out = tmp_path_factory.mktemp("run") / "tiny"
     config = Config(
         method=MethodConfig("byol"),
         model=ModelConfig("resnet18", "small", 0.125, projector_hidden=32, projector_out=16),
         data=SHAPES,
-        eval_data=replace(SHAPES, train_size=200),
+        eval_data=DataConfig("folder", str(pictures), image_size=16, cache_dir=str(out.parent / "cache")),
         train=TrainConfig(steps=6, batch_size=16, checkpoint_every=3, precision="fp32", threads=1),
         optim=OptimConfig(lr=0.2),
     )

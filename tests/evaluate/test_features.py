@@ -1,7 +1,3 @@
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -66,59 +62,3 @@ def test_unreadable_images_are_left_out(encoder: nn.Module, tmp_path: Path, work
     assert found.labels is None
     expected = by_hand(encoder, [image for i, image in enumerate(images) if i != 3])
     assert torch.allclose(found.features, expected, atol=0.02)  # crops of loose files are resized in uint8
-
-
-PROGRAM = """
-import sys
-import torch
-from momentum2 import distributed
-from momentum2.augment import view_specs
-from momentum2.config import DataConfig, ViewsConfig
-from momentum2.data import open_dataset
-from momentum2.evaluate.features import extract
-
-torch.set_num_threads(1)
-distributed.setup(torch.device("cpu"))
-torch.manual_seed(0)
-encoder = torch.nn.Sequential(
-    torch.nn.Conv2d(3, 32, 3), torch.nn.BatchNorm2d(32), torch.nn.ReLU(), torch.nn.Conv2d(32, 48, 3),
-    torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(48, 64),
-)
-encoder.feature_dim = 64
-spec = view_specs(ViewsConfig("evaluation"), 16)[0]
-found = []
-for images in (74, 21, 1):
-    data = DataConfig("shapes", image_size=16, train_size=images, cache="off")
-    f = extract(encoder, open_dataset(data), spec, batch_size=10)
-    found += [f.features, f.indices, f.labels]
-torch.save(found, f"{sys.argv[1]}-{distributed.rank()}.pt")
-distributed.teardown()
-"""
-
-
-@pytest.mark.slow
-def test_three_processes_find_what_one_finds(tmp_path: Path):
-    """To the last bit, with uneven shares: 8 batches, the last of 4; 3, the last of 1; and only one."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-
-    def start(name: str, rank: int, world: int) -> subprocess.Popen[bytes]:
-        environment = os.environ | {
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-            "RANK": str(rank),
-            "WORLD_SIZE": str(world),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-        return subprocess.Popen([sys.executable, str(program), str(tmp_path / name)], env=environment)
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = [start("one", 0, 1), *(start("three", rank, 3) for rank in range(3))]
-    assert [process.wait(200) for process in processes] == [0] * 4
-    one = torch.load(tmp_path / "one-0.pt")
-    assert [one[i].tolist() for i in (1, 4, 7)] == [list(range(n)) for n in (74, 21, 1)]
-    for rank in range(3):
-        three = torch.load(tmp_path / f"three-{rank}.pt")
-        assert all(torch.equal(a, b) for a, b in zip(one, three, strict=True))

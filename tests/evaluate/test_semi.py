@@ -8,9 +8,10 @@ from safetensors.torch import load_file
 from momentum2.errors import UserError
 from momentum2.evaluate.semi import SemiOptions, evaluate_semi
 from momentum2.evaluate.subject import SubjectOptions, open_subject
+from momentum2.evaluate.subsets import stratified
 
 ONE = SubjectOptions(threads=1)
-SHORT = SemiOptions(fraction=0.2, epochs=2, batch_size=20)
+SHORT = SemiOptions(fraction=0.2, epochs=2, batch_size=18)
 
 
 def test_the_whole_network_is_fine_tuned(run: Path):
@@ -18,9 +19,9 @@ def test_the_whole_network_is_fine_tuned(run: Path):
         before = {name: value.clone() for name, value in subject.encoder.state_dict().items()}
         result = evaluate_semi(subject, SHORT)
         assert result is not None
-        assert result.name == "semi 0.2 | shapes test | teacher"
-        assert result.settings["labels"] == 40  # of 200
-        assert result.accuracy.images == 4000
+        assert result.name == "semi 0.2 | pictures test | teacher"
+        assert result.settings["labels"] == len(stratified(subject.labelled.train.labels, 0.2, 0))
+        assert result.accuracy.images == 61
         assert all(torch.equal(value, before[name]) for name, value in subject.encoder.state_dict().items())
     saved = load_file(run / "semi 0.2" / "teacher" / "checkpoints" / "step-00000004" / "shared.safetensors")
     assert not torch.equal(saved["method/encoder.conv1.weight"], before["conv1.weight"])
@@ -36,7 +37,7 @@ def test_again_and_from_scratch(run: Path):
         scratch = evaluate_semi(subject, SHORT)
     assert first is not None
     assert scratch is not None
-    assert scratch.name == "semi 0.2 | shapes test | random initialisation"
+    assert scratch.name == "semi 0.2 | pictures test | random initialisation"
     assert scratch.settings == first.settings
     assert scratch.accuracy != first.accuracy
 
@@ -48,7 +49,7 @@ def test_a_list_of_names(run: Path, tmp_path: Path):
         path.write_text("\n".join(names[i].split("/")[-1] for i in range(60)))
         result = evaluate_semi(subject, SemiOptions(list=str(path), epochs=1))
     assert result is not None
-    assert result.name == "semi few | shapes test | teacher"
+    assert result.name == "semi few | pictures test | teacher"
     assert (result.settings["labels"], result.settings["batch size"]) == (60, 60)
 
 
