@@ -146,12 +146,11 @@ def report(result: Result, directory: Path) -> None:
     before = [
         entry
         for entry in read_results(path).values()
-        if (entry["evaluation"], entry["data"]) == (result.evaluation, result.data)
-        and entry["network"] in (RANDOM, PIXELS)
-        and entry["network"] != result.network
+        if (entry.get("evaluation"), entry.get("data")) == (result.evaluation, result.data)
+        and entry["network"] in {RANDOM, PIXELS} - {result.network}
     ]
     floors = {entry["network"]: entry["accuracy"]["top1"] for entry in before}
-    result = replace(result, floors={**result.floors, **floors})
+    result = replace(result, floors={**floors, **result.floors})
     print_result(result)
     write_result(path, result)
     print(f"written to {path}")

@@ -13,10 +13,10 @@ import torch
 from momentum2.arguments import config_from_file
 from momentum2.augment import ViewSpec
 from momentum2.backbones import Encoder
-from momentum2.config import DataConfig, Precision, Stem
+from momentum2.config import DataConfig, Network, Precision, Stem
 from momentum2.data import Dataset, open_dataset
 from momentum2.engine.device import choose_device
-from momentum2.engine.encoder import EncoderCard, Network, load_encoder, read_card
+from momentum2.engine.encoder import EncoderCard, load_encoder, read_card
 from momentum2.engine.run import CONFIG
 from momentum2.engine.together import joined
 from momentum2.errors import UserError
