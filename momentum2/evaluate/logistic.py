@@ -9,7 +9,7 @@ from momentum2.evaluate.subsets import stratified
 
 #: The strengths that are tried, strongest first; the loss is mean cross-entropy + strength/2 · |W|².
 STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
-HELD_OUT = 0.1  # share of the training images on which the strength is chosen
+HELD_OUT = 0.2  # share of the training images on which the strength is chosen
 
 
 class Standardise:
@@ -24,7 +24,7 @@ class Standardise:
 
 
 def fit_logistic(x: Tensor, y: Tensor, classes: int, strength: float, start: Tensor | None = None) -> Tensor:
-    """The minimum of mean cross-entropy + strength/2 · |W|², as (d + 1, classes): W, then the bias, which is free.
+    """The minimum of mean cross-entropy + strength/2 · |W|², as (d + 1, classes): W, then the bias.
 
     Args:
         x: (n, d) features.
@@ -53,7 +53,7 @@ def logits(x: Tensor, weights: Tensor) -> Tensor:
 
 
 def choose_strength(x: Tensor, y: Tensor, classes: int, seed: int) -> float:
-    """The strength that does best on a held-out tenth of these training features; the stronger of equals."""
+    """The strength that does best on a held-out fifth of these training features; the stronger of equals."""
     held_out = torch.zeros(len(y), dtype=torch.bool, device=y.device)
     held_out[torch.from_numpy(stratified(y.cpu().numpy(), HELD_OUT, seed)).to(y.device)] = True
     scale = Standardise(x[~held_out])
