@@ -81,8 +81,8 @@ class MomentumBatchNorm(PlainBatchNorm):
         # An overflown variance would blend to NaN (inf − inf) where plain batch norm stays finite.
         var = var.clamp(max=torch.finfo(var.dtype).max)
         with torch.no_grad():
-            self._pending_mean += mean.mean(0)
-            self._pending_var += var.mean(0)
+            self._pending_mean += mean[0] if self.devices == 1 else mean.mean(0)
+            self._pending_var += var[0] if self.devices == 1 else var.mean(0)
             self._pending_count += 1
         alpha = self._alpha.to(mean.dtype)
         mean = self.running_mean.to(mean.dtype).lerp(mean, alpha)
