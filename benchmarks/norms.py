@@ -177,7 +177,7 @@ def main() -> None:
     torch.manual_seed(0)
 
     print(
-        f"{args.backbone}, {args.device}, {args.threads} threads, {args.clock} time, torch {torch.__version__}"
+        f"{args.backbone}, {args.device}, {args.threads} thread(s), {args.clock}, torch {torch.__version__}"
     )
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
     for title, runs in (("teacher forward", teacher_runs), ("student step", student_runs)):
