@@ -10,7 +10,6 @@ from momentum2.export.target import (
     Target,
     require_stem,
     require_width,
-    state_of,
     write_preprocessing,
 )
 
@@ -27,7 +26,7 @@ def write(loaded: LoadedEncoder, folder: Path) -> None:
             f"torchvision's {card.backbone} without its classifier gives other features; export to onnx."
         )
     save_encoder(folder / "model.safetensors", loaded.encoder, loaded.card)
-    torch.save(state_of(loaded), folder / "model.pth")
+    torch.save(loaded.encoder.state_dict(), folder / "model.pth")
     write_preprocessing(folder, card)
 
 

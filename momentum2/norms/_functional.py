@@ -57,7 +57,9 @@ class _BatchNorm(torch.autograd.Function):
             used = statistics(*ours, _count(x, devices))
         ctx.save_for_backward(x, weight, bias)  # type: ignore[arg-type]
         ctx.statistics, ctx.eps = (ours, used), eps  # type: ignore[attr-defined]
-        return _normalised(x, used[0].detach(), used[1].detach(), weight, bias, eps)
+        y = _normalised(x, used[0].detach(), used[1].detach(), weight, bias, eps)
+        # The shape it has already, but no longer a view: an in-place ReLU may follow.
+        return torch.ops.aten._unsafe_view(y, y.shape)  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
