@@ -46,7 +46,7 @@ class Classifier(Encoder):
 
 def run_directory(subject: Subject, evaluation: str, out: str | None) -> Path:
     """`out`, or by default a directory beside the weights."""
-    return Path(out) if out else subject.directory / evaluation / subject.name.replace(" ", "-")
+    return Path(out or subject.directory / evaluation.replace(" ", "-") / subject.name.replace(" ", "-"))
 
 
 def classifier_config(

@@ -172,10 +172,10 @@ def open_subject(source: str | Path, options: SubjectOptions | None = None) -> I
         options: Its data of kind "none" stands for the run's own evaluation data.
     """
     options = options or SubjectOptions()
-    if options.feature_batch < 1:
-        raise UserError(f"--feature_batch must be at least 1, not {options.feature_batch}.")
-    device = choose_device(options.device)
-    with joined(device):
+    for flag, value in (("feature_batch", options.feature_batch), ("threads", options.threads)):
+        if value is not None and value < 1:
+            raise UserError(f"--{flag} must be at least 1, not {value}.")
+    with _flags_without_section(), joined(device := choose_device(options.device)):
         if options.threads:
             torch.set_num_threads(options.threads)
         loaded = load_encoder(source, options.network, options.backbone, options.stem, options.width)
@@ -213,6 +213,15 @@ def check_labels(train: Dataset, test: Dataset) -> Labelled:
             f" have, and so for {len(unseen)} of {len(names)} classes: add some, or raise --data.train_size."
         )
     return Labelled(train, test, train.class_names or ())
+
+
+@contextmanager
+def _flags_without_section() -> Iterator[None]:
+    """What training calls --train.batch_size is --batch_size here."""
+    try:
+        yield
+    except UserError as error:
+        raise type(error)(str(error).replace("--train.", "--")) from None
 
 
 def _directory(source: Path) -> Path:

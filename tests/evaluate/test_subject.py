@@ -130,6 +130,19 @@ def test_wrong_backbone(run: Path, tmp_path: Path, shapes: DataConfig):
         pass
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (SubjectOptions(device="warp"), "^--device warp is not a device"),
+        (SubjectOptions(feature_batch=0), "--feature_batch must be at least 1"),
+        (SubjectOptions(threads=-1), "--threads must be at least 1"),
+    ],
+)
+def test_wrong_options(run: Path, options: SubjectOptions, sentence: str):
+    with pytest.raises(UserError, match=sentence), open_subject(run, options):
+        pass
+
+
 def test_no_data(run: Path, tmp_path: Path):
     moved = tmp_path / "moved.safetensors"
     moved.write_bytes((run / "encoder.safetensors").read_bytes())
