@@ -15,6 +15,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
 
 ROOT = Path(__file__).parents[2]
 STEPS = 12
@@ -89,7 +91,7 @@ def test_two_machines_go_on_after_one_has_lost_its_process(
                 time.sleep(0.05)
             (victim,) = soak._children(agents[1].pid)
             os.kill(victim, signal.SIGKILL)
-            codes = [agent.wait(timeout=200) for agent in agents]
+            codes = [agent.wait(timeout=600) for agent in agents]
         finally:
             for agent in agents:
                 agent.kill()
@@ -128,7 +130,7 @@ ONE_AND_TWO = (
     SEVERAL
     + """
 synced = ["--method.student_norm", "synced", "--method.teacher_norm", "synced", "--train.batch_size", "16"]
-synced += ["--train.checkpoint_every", "10"]
+synced += ["--train.checkpoint_every", "10", "--optim.lr", "0.0002"]
 assert processes(1, here / "one", *synced) == [0]
 assert processes(2, here / "two", *synced) == [0, 0]
 shutil.copytree(here / "two", here / "changed")
@@ -143,17 +145,29 @@ def losses(out: Path) -> list[float]:
     return [line["loss"] for line in lines if "loss" in line]
 
 
+def student(out: Path, step: int) -> torch.Tensor:
+    """All weights of the student in one row."""
+    tensors = safetensors.torch.load_file(out / "checkpoints" / f"step-{step:08d}" / "shared.safetensors")
+    return torch.cat(
+        [tensors[name].flatten() for name in sorted(tensors) if name.startswith("method/student")]
+    )
+
+
 @pytest.mark.slow
 def test_one_process_and_two_are_the_same_run_and_may_change_on_the_way(
     tmp_path: Path, environment: dict[str, str]
 ):
-    subprocess.run([sys.executable, "-c", ONE_AND_TWO, tmp_path], env=environment, check=True, timeout=300)
+    """The learning rate is small because a sum in another order now and then flips a ReLU, and that grows."""
+    subprocess.run([sys.executable, "-c", ONE_AND_TWO, tmp_path], env=environment, check=True, timeout=600)
     one, two, changed = (losses(tmp_path / name) for name in ("one", "two", "changed"))
     assert len(one) == 20
     assert two == pytest.approx(one, abs=1e-4)
     assert changed == pytest.approx(one, abs=1e-4)
     assert changed[:10] == two[:10]
     assert changed[10:] != two[10:]  # it was really computed again, by one process
+    learned = (student(tmp_path / "one", 20) - student(tmp_path / "one", 10)).norm()
+    for name in ("two", "changed"):
+        assert (student(tmp_path / name, 20) - student(tmp_path / "one", 20)).norm() < 0.05 * learned
 
 
 NAN = (
@@ -182,7 +196,7 @@ def test_a_nan_on_one_process_stops_all_within_the_step(tmp_path: Path, environm
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.stdout == "2 2\n"
     said = [(tmp_path / f"run-{rank}.log").read_text() for rank in range(2)]
