@@ -304,7 +304,9 @@ def find_data(source: str, data: DataConfig) -> DataConfig:
     """`data` with kind and place of what a person calls `source`: shapes, a folder, an archive or a list file."""
     path = Path(source)
     if source != "shapes" and not path.exists():
-        raise UserError(f"{source} does not exist; give a folder of images, an archive, a list file, or shapes.")
+        raise UserError(
+            f"{source} does not exist; give a folder of images, an archive, a list file, or shapes."
+        )
     test_split = "val" if (path / "val").is_dir() and not (path / "test").is_dir() else "test"
     data = replace(data, root=None if source == "shapes" else source, split="train", test_split=test_split)
     if source == "shapes":

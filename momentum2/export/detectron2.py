@@ -75,4 +75,4 @@ def lines(loaded: LoadedEncoder, folder: Path) -> str:
     )
 
 
-TARGET = Target(write, lines, "weights and settings for its ResNets (model.pkl, detectron2.yaml)")
+TARGET = Target(write, lines)

@@ -67,4 +67,4 @@ def lines(loaded: LoadedEncoder, folder: Path) -> str:
     )
 
 
-TARGET = Target(write, lines, "a graph for onnxruntime and others, any stem and width (model.onnx)")
+TARGET = Target(write, lines)

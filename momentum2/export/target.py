@@ -19,7 +19,6 @@ class Target(NamedTuple):
 
     write: Callable[[LoadedEncoder, Path], None]
     lines: Callable[[LoadedEncoder, Path], str]
-    summary: str
 
 
 def preprocessing(card: EncoderCard) -> dict[str, Any]:

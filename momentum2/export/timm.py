@@ -31,4 +31,4 @@ def lines(loaded: LoadedEncoder, folder: Path) -> str:
     )
 
 
-TARGET = Target(write, lines, "a checkpoint for timm.create_model (model.safetensors)")
+TARGET = Target(write, lines)

@@ -39,4 +39,4 @@ def lines(loaded: LoadedEncoder, folder: Path) -> str:
     )
 
 
-TARGET = Target(write, lines, "torchvision's own network, strictly (model.safetensors, model.pth)")
+TARGET = Target(write, lines)

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 import momentum2
 from momentum2 import backbones
 from momentum2._torchvision import torchvision
+from momentum2.augment import render
 from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, TrainConfig
+from momentum2.data import iterate, open_dataset
 from momentum2.engine.checkpoint import collect
 from momentum2.engine.encoder import ENCODER, EncoderCard, load_encoder, read_card, save_encoder
 from momentum2.engine.plan import resolve
@@ -294,6 +296,22 @@ def test_preprocessing_is_crop_resize_normalise(tmp_path: Path, small: nn.Module
     for wrong in (pixels / 255.0, pixels[:, :, 0], tensor.float(), tensor[:1]):
         with pytest.raises(UserError, match="An image is a PIL image"):
             preprocess(wrong)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
+def test_preprocessing_is_what_evaluations_see(tmp_path: Path, small: nn.Module, mode: str):
+    save_encoder(tmp_path / ENCODER, small, CARD)
+    loaded = load_encoder(tmp_path / ENCODER)
+    noise = np.random.default_rng(0).integers(0, 256, (70, 90, 4), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # lies on its side
+    (tmp_path / "photos").mkdir()
+    Image.fromarray(noise).convert(mode).save(tmp_path / "photos" / "0.png", exif=exif)
+    dataset = open_dataset(DataConfig("folder", str(tmp_path / "photos"), cache="off"))
+    (batch,) = iterate(dataset, loaded.card.view, batch_size=1)
+    (expected,) = render(batch.images, batch.draws, (loaded.card.view,))
+    with Image.open(tmp_path / "photos" / "0.png") as image:
+        torch.testing.assert_close(loaded.preprocess([image]), expected, atol=0.011, rtol=0)  # one grey level
 
 
 def test_the_package_has_no_other_lazy_names():
