@@ -9,7 +9,6 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from momentum2.config import Config
 from momentum2.errors import UserError
-from momentum2.recipes import RECIPES, find
 
 _TYPES = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "text"}
 
@@ -38,24 +37,6 @@ def read_config(parser: ArgumentParser, options: Namespace) -> Config:
     """The `Config` in parsed options."""
     values = parser.instantiate(options)
     return Config(**{f.name: values[f.name] for f in fields(Config)})
-
-
-def parse_recipe(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[Config, Namespace]:
-    """Parse `RECIPE [overrides]` or `--config FILE [overrides]`; returns the config and all parsed options."""
-    command = parser.prog
-    parser.usage = f"{command} RECIPE [options]\n       {command} --config FILE [options]"
-    parser.epilog = f"Recipes: {', '.join(RECIPES)}."
-    named = bool(arguments) and not arguments[0].startswith("-")
-    rest = arguments[1:] if named else arguments
-    if not named and not any(a.split("=")[0] in ("--config", "-h", "--help") for a in rest):
-        raise UserError(f"Name a recipe: {command} RECIPE, one of {', '.join(RECIPES)}.")
-    recipe = find(arguments[0]) if named else None
-    add_config(parser, recipe.config if recipe else Config())
-    options = parse(parser, rest)
-    if recipe and recipe.adapt:  # the recipe looks at the user's data; what the user said still wins
-        parser.set_defaults(asdict(recipe.adapt(read_config(parser, options))))
-        options = parse(parser, rest)
-    return read_config(parser, options), options
 
 
 def _sentence(message: str, parser: ArgumentParser) -> str:

@@ -3,14 +3,18 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from difflib import get_close_matches
 
+from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.table import Table
 
 from momentum2 import __version__
-from momentum2.arguments import make_parser, parse, parse_recipe
+from momentum2.arguments import add_config, make_parser, parse, read_config
+from momentum2.config import Config
 from momentum2.errors import UserError
+from momentum2.recipes import RECIPES, find
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,8 +54,6 @@ def _print_help() -> None:
 
 def recipes(arguments: list[str]) -> int:
     """List the recipes."""
-    from momentum2.recipes import RECIPES
-
     parse(make_parser("recipes", "List the named recipes with their headline numbers."), arguments)
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("recipe", "what it is", "expect"):
@@ -67,7 +69,7 @@ def plan(arguments: list[str]) -> int:
     """Show what a recipe comes to."""
     parser = make_parser("plan", "Resolve a recipe: steps, learning rate, momenta, BN batch; trains nothing.")
     parser.add_argument("--processes", type=int, default=1, help="Number of processes to plan for.")
-    config, options = parse_recipe(parser, arguments)
+    config, options = _parse_recipe(parser, arguments)
     print(config, options.processes)
     return 0
 
@@ -76,3 +78,21 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "plan": (plan, "resolved settings of a recipe, memory and time; trains nothing"),
     "recipes": (recipes, "list the named recipes with their headline numbers"),
 }
+
+
+def _parse_recipe(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[Config, Namespace]:
+    """Parse `RECIPE [overrides]` or `--config FILE [overrides]`; returns the config and all parsed options."""
+    command = parser.prog
+    parser.usage = f"{command} RECIPE [options]\n       {command} --config FILE [options]"
+    parser.epilog = f"Recipes: {', '.join(RECIPES)}."
+    named = bool(arguments) and not arguments[0].startswith("-")
+    rest = arguments[1:] if named else arguments
+    if not named and not any(a.split("=")[0] in ("--config", "-h", "--help") for a in rest):
+        raise UserError(f"Name a recipe: {command} RECIPE, one of {', '.join(RECIPES)}.")
+    recipe = find(arguments[0]) if named else None
+    add_config(parser, recipe.config if recipe else Config())
+    options = parse(parser, rest)
+    if recipe and recipe.adapt:  # the recipe looks at the user's data; what the user said still wins
+        parser.set_defaults(asdict(recipe.adapt(read_config(parser, options))))
+        options = parse(parser, rest)
+    return read_config(parser, options), options

@@ -1,4 +1,4 @@
-"""The one exception that a person is meant to read."""
+"""The exceptions that a person is meant to read."""
 
 
 class UserError(Exception):
@@ -6,3 +6,7 @@ class UserError(Exception):
 
     The command line prints the message alone and exits with code 2; library callers can catch it.
     """
+
+
+class ProcessLost(Exception):
+    """Another process of the run has died. The command line prints the message and exits with code 1."""

@@ -1,12 +1,16 @@
 """What the training loop asks of a method, and nothing else."""
 
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
+from momentum2.backbones import Encoder
+from momentum2.config import Config
+from momentum2.norms import convert_norms, momentum_norms
 from momentum2.schedules import Schedule
+from momentum2.teacher import MomentumTeacher
 
 
 class Output(NamedTuple):
@@ -32,19 +36,53 @@ class Method(nn.Module, ABC):
         self.schedule = schedule
 
     def before_step(self, k: int) -> None:
-        """Set what the schedules give for step k."""
+        """Hand every Momentum BN, the teacher's and a student's, the α of step k."""
+        for norm in momentum_norms(self):
+            norm.alpha = self.schedule.alpha(k)
 
     @abstractmethod
-    def forward(self, views: list[Tensor], labels: Tensor | None, shuffle: torch.Generator) -> Output:
-        """Loss of one micro-batch; each view is N×3×S×S, normalised. `shuffle` is equal on all processes."""
+    def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
+        """Loss of one micro-batch; each view is N×3×S×S, normalised."""
 
     def after_step(self, k: int) -> None:
-        """Update what the optimizer does not."""
+        """Commit the statistics of every Momentum BN; methods with a teacher update it first."""
+        for norm in momentum_norms(self):
+            norm.commit()
 
     @abstractmethod
     def encoders(self) -> dict[str, nn.Module]:
-        """The encoders by name: `student`, and `teacher` where there is one."""
+        """The encoders by name, the one to export first: `teacher` where there is one, and `student`."""
 
-    def drift(self) -> Tensor | None:
-        """Distance of this step's batch statistics from the teacher's history, where there is one."""
-        return None
+    def watch(self, k: int) -> dict[str, float | Tensor]:
+        """Values of step k worth logging, taken before `after_step`."""
+        return {}
+
+
+class TeacherMethod(Method):
+    """A method whose student (encoder, then projector) has a teacher that follows it."""
+
+    def __init__(self, config: Config, schedule: Schedule, f: Encoder, g: nn.Module, devices: int) -> None:
+        super().__init__(schedule)
+        method = config.method
+        self.student = nn.Sequential(OrderedDict(encoder=f, projector=g))
+        convert_norms(self.student, method.student_norm, devices, method.compat)
+        # Shuffling BN is a permutation around a teacher with per-device statistics.
+        norm = "split" if method.teacher_norm == "shuffle" else method.teacher_norm
+        self.teacher = MomentumTeacher(self.student, norm, method.history, devices, method.compat)
+
+    def after_step(self, k: int) -> None:
+        """ξ ← (1−m)ξ + mθ, then the commit of the statistics."""
+        self.teacher.update(self.student, weight=self.schedule.m(k), statistics=self.schedule.alpha(k))
+        super().after_step(k)
+
+    def encoders(self) -> dict[str, nn.Module]:
+        return {
+            "teacher": self.teacher.network.get_submodule("encoder"),
+            "student": self.student.get_submodule("encoder"),
+        }
+
+    def watch(self, k: int) -> dict[str, float | Tensor]:
+        values: dict[str, float | Tensor] = {"m": self.schedule.m(k)}
+        if any(momentum_norms(self.teacher)):
+            values |= {"alpha": self.schedule.alpha(k), "statistics_drift": self.teacher.drift()}
+        return values

@@ -38,7 +38,7 @@ class SimCLR(Method):
         convert_norms(self.student, method.student_norm, devices, method.compat)
         self.temperature = method.temperature
 
-    def forward(self, views: list[Tensor], labels: Tensor | None, shuffle: torch.Generator) -> Output:
+    def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
         z1, z2 = (F.normalize(self.student(v).float(), dim=1) for v in views[:2])  # N×d
         return Output(nt_xent(z1, z2, self.temperature), z1.detach(), {})
 

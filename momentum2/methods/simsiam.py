@@ -34,7 +34,7 @@ class SimSiam(Method):
         for network in (self.f, self.h):
             convert_norms(network, method.student_norm, devices, method.compat)
 
-    def forward(self, views: list[Tensor], labels: Tensor | None, shuffle: torch.Generator) -> Output:
+    def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
         z1, z2 = self.f(views[0]), self.f(views[1])  # N×d
         p1, p2 = self.h(z1), self.h(z2)  # N×d
         return Output(D(p1, z2) / 2 + D(p2, z1) / 2, z1.detach(), {})

@@ -34,7 +34,7 @@ class Supervised(Method):
             self.encoder.eval()
         return self
 
-    def forward(self, views: list[Tensor], labels: Tensor | None, shuffle: torch.Generator) -> Output:
+    def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
         assert labels is not None
         with torch.set_grad_enabled(not self.frozen):
             h = self.encoder(views[0])  # N×d

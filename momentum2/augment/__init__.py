@@ -1,0 +1,17 @@
+"""Augmentation in batches on the device, every sample with its own, replayable draws."""
+
+from momentum2.augment.crop import resized_crop, resized_crop_one
+from momentum2.augment.draws import Draws, crop_boxes, draw
+from momentum2.augment.specs import ViewSpec, view_specs
+from momentum2.augment.views import render
+
+__all__ = [
+    "Draws",
+    "ViewSpec",
+    "crop_boxes",
+    "draw",
+    "render",
+    "resized_crop",
+    "resized_crop_one",
+    "view_specs",
+]

@@ -1,0 +1,142 @@
+"""What each named recipe does to an image, as plain numbers: one `ViewSpec` for every view."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from momentum2.config import ViewsConfig
+from momentum2.errors import UserError
+
+#: Views of at most this side are not blurred and are not cut from less than a fifth of the image.
+SMALL = 64
+
+
+@dataclass(frozen=True)
+class ViewSpec:
+    """One view: which random decisions are taken, and within which limits.
+
+    Args:
+        size: Side in pixels of the square view.
+        area: Smallest and largest area of the random crop, as shares of the image.
+        ratio: Narrowest and widest crop, width over height.
+        centre: If given, no random crop: the central square with this share of the shorter side.
+        flip_p: Probability of a horizontal flip.
+        jitter: Strengths of brightness, contrast, saturation and hue.
+        jitter_p: Probability of the colour jitter.
+        grey_p: Probability of losing all colour.
+        blur_p: Probability of a Gaussian blur.
+        blur_sigma: Smallest and largest standard deviation of the blur in pixels.
+        blur_kernel: Number of taps of the blur (odd).
+        solarize_p: Probability of inverting everything brighter than half.
+        mean: Subtracted from the channels, which are in [0, 1].
+        std: Divides the channels after that.
+    """
+
+    size: int
+    area: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    centre: float | None = None
+    flip_p: float = 0.5
+    jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    jitter_p: float = 0.0
+    grey_p: float = 0.0
+    blur_p: float = 0.0
+    blur_sigma: tuple[float, float] = (0.1, 2.0)
+    blur_kernel: int = 1
+    solarize_p: float = 0.0
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+
+
+def view_specs(views: ViewsConfig, image_size: int) -> tuple[ViewSpec, ...]:
+    """The views of a recipe, for square views of `image_size` pixels.
+
+    Every recipe follows one rule for small images: a view of at most 64 pixels is not blurred, and its
+    random crop covers at least 0.2 of the image (multicrop's large crops: 0.3).
+    """
+    if image_size < 1:
+        raise UserError(f"The image size is {image_size}: give data.image_size a positive number of pixels.")
+    if views.crop_min is not None and not 0 < views.crop_min <= 1:
+        raise UserError(f"views.crop_min is {views.crop_min}: give a share of the image's area in (0, 1].")
+    if min(views.colour, views.blur, views.solarize) < 0:
+        raise UserError(
+            "views.colour, views.blur and views.solarize multiply a recipe's own strengths: give 0 or more."
+        )
+    return _RECIPES[views.recipe](views, image_size)
+
+
+def _byol(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
+    """The paper's two views: they differ in blur (1.0, 0.1) and solarize (0, 0.2)."""
+    base = replace(_coloured(views, size, (0.4, 0.4, 0.2, 0.1)), area=_area(views, size, 0.08))
+    return (
+        replace(base, blur_p=_blur_p(views, size, 1.0)),
+        replace(base, blur_p=_blur_p(views, size, 0.1), solarize_p=min(1.0, 0.2 * views.solarize)),
+    )
+
+
+def _moco_v2(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
+    """Two views of one kind: stronger saturation, blur half of the time, crops of at least 0.2."""
+    view = replace(
+        _coloured(views, size, (0.4, 0.4, 0.4, 0.1)),
+        area=_area(views, size, 0.2),
+        blur_p=_blur_p(views, size, 0.5),
+    )
+    return view, view
+
+
+def _supervised(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
+    """One view: random crop and flip."""
+    return (ViewSpec(size, area=_area(views, size, 0.08)),)
+
+
+def _evaluation(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
+    """One view without randomness: shorter side to 256/224 of the size, then the centre."""
+    return (ViewSpec(size, centre=224 / 256, flip_p=0.0),)
+
+
+def _multicrop(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
+    """byol's two views from crops of at least 0.14, and small views from crops of 0.05 to 0.14.
+
+    The small views are blurred half of the time and never solarized.
+    """
+    if views.small_crops < 0 or not 0 < views.small_size <= size:
+        raise UserError(
+            f"multicrop with {views.small_crops} crops of {views.small_size} pixels: give views.small_crops "
+            f"0 or more, and views.small_size at most the image size, {size}."
+        )
+    area = _area(views, size, 0.14 if size > SMALL else 0.3)
+    small = replace(
+        _coloured(views, views.small_size, (0.4, 0.4, 0.2, 0.1)),
+        area=(area[0] * 5 / 14, area[0]),
+        blur_p=_blur_p(views, views.small_size, 0.5),
+    )
+    return (*(replace(view, area=area) for view in _byol(views, size)), *[small] * views.small_crops)
+
+
+_RECIPES: dict[str, Callable[[ViewsConfig, int], tuple[ViewSpec, ...]]] = {
+    "byol": _byol,
+    "moco_v2": _moco_v2,
+    "simsiam": _moco_v2,  # SimSiam took MoCo v2's augmentation unchanged.
+    "supervised": _supervised,
+    "evaluation": _evaluation,
+    "multicrop": _multicrop,
+}
+
+
+def _coloured(views: ViewsConfig, size: int, jitter: tuple[float, float, float, float]) -> ViewSpec:
+    brightness, contrast, saturation, hue = (strength * views.colour for strength in jitter)
+    return ViewSpec(
+        size,
+        jitter=(brightness, contrast, saturation, min(hue, 0.5)),
+        jitter_p=0.8,
+        grey_p=0.2,
+        blur_kernel=size // 10 // 2 * 2 + 1,  # a tenth of the side: 23 taps at 224 pixels, 9 at 96
+    )
+
+
+def _area(views: ViewsConfig, size: int, smallest: float) -> tuple[float, float]:
+    floor = max(smallest, 0.2) if size <= SMALL else smallest
+    return (floor if views.crop_min is None else views.crop_min, 1.0)
+
+
+def _blur_p(views: ViewsConfig, size: int, probability: float) -> float:
+    return 0.0 if size <= SMALL else min(1.0, probability * views.blur)

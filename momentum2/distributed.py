@@ -1,0 +1,139 @@
+"""Who am I among the processes, and the few collectives we use.
+
+Everything here is free in a single process: no collective, no copy. Several processes are started with
+`torchrun`, whose environment `setup` reads.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+
+def rank() -> int:
+    """The number of this process, 0 in a single process."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """How many processes train together, 1 in a single process."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def is_main() -> bool:
+    """True in the one process that writes files and prints."""
+    return rank() == 0
+
+
+def setup(device: torch.device) -> None:
+    """Join the processes that torchrun started: nccl on CUDA, gloo elsewhere. Nothing in a single process.
+
+    A `device` of "cuda" without a number becomes the GPU of this process's LOCAL_RANK.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return
+    if device.type != "cuda":
+        dist.init_process_group("gloo")
+        return
+    index = int(os.environ["LOCAL_RANK"]) if device.index is None else device.index
+    torch.cuda.set_device(index)
+    dist.init_process_group("nccl", device_id=torch.device("cuda", index))
+
+
+def teardown() -> None:
+    """Leave the group of processes. Does nothing in a single process."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def barrier() -> None:
+    """Wait until every process is here."""
+    if world_size() > 1:
+        dist.barrier()
+
+
+class _AllReduceSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> Tensor:
+        # Every rank's loss depends on this rank's x, each through its own copy of the sum.
+        return all_reduce_sum(grad)
+
+
+def all_reduce_sum(x: Tensor) -> Tensor:
+    """The sum of `x` over the processes, on all of them. Differentiable: gradients are summed too."""
+    return x if world_size() == 1 else _AllReduceSum.apply(x)  # type: ignore[no-untyped-call]
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, x)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> Tensor:
+        return all_reduce_sum(grad).chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def gather(x: Tensor, even: bool = True) -> Tensor:
+    """Every process's `x`, concatenated along dim 0 in the order of their ranks.
+
+    Differentiable: the gradient that reaches `x` is the sum over the losses of all processes.
+
+    Args:
+        x: (n, ...); all dimensions but the first must agree on all processes.
+        even: n is the same on all processes. False costs one more small collective to learn the sizes.
+    """
+    if world_size() == 1:
+        return x
+    if even:
+        return _Gather.apply(x)  # type: ignore[no-untyped-call,no-any-return]
+    sizes = gather(torch.tensor([len(x)], device=x.device)).tolist()
+    padded = torch.cat([x, x.new_zeros(max(sizes) - len(x), *x.shape[1:])])
+    parts = gather(padded).chunk(world_size())
+    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+
+class PendingMean:
+    """An all-reduce under way; `wait` finishes it and writes the means into the tensors."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._tensors = tensors
+        self._flat = torch.cat([t.detach().reshape(-1) for t in tensors])
+        self._work = dist.all_reduce(self._flat, async_op=True)
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        self._work.wait()
+        self._flat /= world_size()
+        parts = torch.split(self._flat, [t.numel() for t in self._tensors])
+        for tensor, mean in zip(self._tensors, parts, strict=True):
+            tensor.copy_(mean.view_as(tensor))
+
+
+def start_all_reduce_mean(tensors: list[Tensor]) -> PendingMean | None:
+    """Begin `all_reduce_mean_` and return at once; nothing is written before its `wait`.
+
+    None in a single process, where the mean is there already.
+    """
+    return PendingMean(tensors) if world_size() > 1 and tensors else None
+
+
+def all_reduce_mean_(tensors: list[Tensor]) -> None:
+    """Replace each tensor by its mean over the processes: one flat collective, no gradient.
+
+    The tensors must share one floating dtype and device.
+    """
+    pending = start_all_reduce_mean(tensors)
+    if pending is not None:
+        pending.wait()

@@ -1,0 +1,92 @@
+"""Where and in which precision a run computes."""
+
+import ctypes
+import os
+import resource
+import sys
+import time
+
+import torch
+
+from momentum2.config import Precision
+from momentum2.errors import UserError
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto`, or a device by name; a process of several gets the accelerator of its local rank."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"--train.device {name} is not a device; use auto, cpu, cuda, cuda:1 or mps.") from None
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not available.get(device.type, False):
+        raise UserError(f"--train.device {name} is not available on this machine; use --train.device auto.")
+    if device.type == "cuda":
+        index = device.index if device.index is not None else int(os.environ.get("LOCAL_RANK", 0))
+        if index >= torch.cuda.device_count():
+            raise UserError(f"There is no cuda:{index}; this machine has {torch.cuda.device_count()} GPU(s).")
+        device = torch.device("cuda", index)
+        torch.cuda.set_device(device)
+    return device
+
+
+def use_bf16(precision: Precision, device: torch.device) -> bool:
+    """Whether to compute in bf16: as told, or where the device has instructions for it."""
+    if precision != "auto":
+        return precision == "bf16"
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def free_cores() -> int:
+    """Cores that this process may use and that others leave free, by a look of 0.2 s; at least 1.
+
+    Threads beyond that make a step many times slower: each parallel region waits for the slowest.
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()
+        if quota != "max":
+            allowed = min(allowed, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass  # no cgroup limit to read
+    if not os.path.exists("/proc/stat"):
+        return allowed
+    before = _busy_seconds()
+    time.sleep(0.2)
+    busy = (_busy_seconds() - before) / 0.2
+    return max(1, min(allowed, round((os.cpu_count() or 1) - busy)))
+
+
+def cpu_threads() -> int:
+    """CPU threads for this process: the free cores, shared among the processes of this machine."""
+    return max(1, free_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
+def memory_gb(device: torch.device) -> float:
+    """Peak memory so far, of the accelerator where there is one."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+
+
+def _busy_seconds() -> float:
+    with open("/proc/stat") as file:
+        user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, file.readline().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def keep_large_blocks() -> None:
+    """Let glibc reuse large blocks: by default it maps and faults every activation over 32 MB anew."""
+    if sys.platform == "linux":
+        try:
+            mallopt = ctypes.CDLL("libc.so.6").mallopt
+        except (OSError, AttributeError):
+            return  # another C library, without that habit
+        mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+        mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD

@@ -1,0 +1,115 @@
+"""The one loop. Pretraining, linear and semi-supervised evaluation and detection all run through `fit`."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+
+from momentum2 import distributed
+from momentum2.config import MonitorConfig, OptimConfig, TrainConfig
+from momentum2.engine.alarms import Alarms
+from momentum2.engine.checkpoint import Checkpoints, collect, restore
+from momentum2.engine.device import cpu_threads, memory_gb, use_bf16
+from momentum2.engine.logging import Log, Meter, spread
+from momentum2.engine.run import Run
+from momentum2.engine.signals import StopSignal
+from momentum2.methods import Method
+from momentum2.optim import build_optimizer, set_lr
+from momentum2.seeds import derive
+
+
+class StepBatch(Protocol):
+    """This process's part of the batch of one step."""
+
+    step: int
+    wait: float  # seconds that the loop waited for it
+    size: int  # images of the global batch
+
+    def inputs(self, i: int, n: int) -> tuple[Any, ...]:
+        """Arguments of the method for micro-batch i of n."""
+        ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `fit` turns. Everything in it is a function of the config, and batches are one of the step too."""
+
+    method: Method
+    batches: Callable[[int], AbstractContextManager[Iterable[StepBatch]]]  # from this step on
+    lr: Callable[[int], float]
+    steps: int
+    steps_per_epoch: int
+    train: TrainConfig
+    optim: OptimConfig
+    monitor: MonitorConfig
+    device: torch.device
+    validate: Callable[[], dict[str, float]] | None = None
+    validate_every: int = 0  # steps; the last step is always validated
+
+
+def fit(job: Job, run: Run) -> bool:
+    """Train to the end, from the run's newest checkpoint if it has one; False if a signal stopped it before."""
+    method, t, device, world = job.method, job.train, job.device, distributed.world_size()
+    optimizer = build_optimizer(method, job.optim)
+    checkpoints = Checkpoints(run.checkpoints, t.keep)
+    saved = checkpoints.load()
+    start = saved.step if saved else 0
+    if saved:
+        restore(method, optimizer, saved)
+    # The number of threads decides the order of sums on a CPU, so a resumed run keeps it.
+    threads = t.threads or (int(saved.info["threads"]) if saved else cpu_threads())
+    torch.set_num_threads(threads)
+    parameters = [p for p in method.parameters() if p.requires_grad]
+    model: nn.Module = method.train()
+    if world > 1:  # buffers stay with their process: whose statistics count is the method's business
+        model = DistributedDataParallel(method, broadcast_buffers=False)
+    if t.compile:
+        model = torch.compile(model)  # type: ignore[assignment]
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=use_bf16(t.precision, device))
+    log = Log(run.path, start, job.steps, job.steps_per_epoch, job.monitor.tensorboard)
+    alarms, meter, stop = Alarms(job.monitor), Meter(), False
+    with log, StopSignal() as signal, job.batches(start) as batches:
+        if job.validate and start == 0:
+            log.metrics(0, job.validate())
+        for batch in batches:
+            k = batch.step
+            torch.manual_seed(derive(t.seed, k, distributed.rank()))  # of dropout and its like
+            lr = job.lr(k)
+            set_lr(optimizer, lr)
+            method.before_step(k)
+            loss = torch.zeros((), device=device)
+            for i in range(t.accumulate):
+                inputs = batch.inputs(i, t.accumulate)
+                wait_for_last = world > 1 and i < t.accumulate - 1
+                with model.no_sync() if wait_for_last else nullcontext(), autocast:
+                    output = model(*inputs)
+                (output.loss / t.accumulate).backward()
+                loss += output.loss.detach() / t.accumulate
+            norm = clip_grad_norm_(parameters, job.optim.clip_norm or float("inf"))
+            stop = signal.check(loss + norm, k, checkpoints)  # the same answer on all processes
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            done = k + 1
+            look = done % job.monitor.log_every == 0 or done == job.steps
+            watched = {"loss": loss, "grad_norm": norm, **output.metrics, **method.watch(k)} if look else {}
+            method.after_step(k)
+            meter.count(batch.size, batch.wait)
+            if look:
+                values = {name: float(value) for name, value in watched.items()}
+                values |= {"lr": lr, **spread(output.z), **meter.read(), "memory_gb": memory_gb(device)}
+                log.metrics(done, values)
+                for sentence in alarms.check(done, values):
+                    log.alarm(done, sentence)
+            if job.validate and (done == job.steps or (job.validate_every and done % job.validate_every == 0)):
+                log.metrics(done, job.validate())
+                method.train()
+            if done == job.steps or done % t.checkpoint_every == 0 or stop:
+                checkpoints.save(done, *collect(method, optimizer), {"threads": threads})
+            if stop:
+                break
+    return not stop

@@ -1,0 +1,29 @@
+"""What all our batch norms share: one class for every number of dimensions, and torch's own state."""
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+class PlainBatchNorm(_BatchNorm):
+    """torch's batch norm in one class for inputs of 2 to 5 dimensions: (n, c) to (n, c, d, h, w)."""
+
+    # Always there: none of our norms goes without running statistics.
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if not 2 <= input.dim() <= 5:
+            raise ValueError(
+                f"expected an input of 2 to 5 dimensions with channels at dim 1, got {input.dim()}"
+            )
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, var: Tensor, n: Tensor | float) -> None:
+        """torch's rule for the running statistics: mean and biased var are (c,), of n values per channel."""
+        self.num_batches_tracked += 1
+        weight = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+        unbiased = var * (n / torch.clamp(torch.as_tensor(n - 1), min=1))
+        self.running_mean.copy_(weight * mean + (1 - weight) * self.running_mean)
+        self.running_var.copy_(weight * unbiased + (1 - weight) * self.running_var)

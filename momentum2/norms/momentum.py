@@ -1,0 +1,125 @@
+"""Momentum BN: normalise by the batch's statistics blended with a frozen history."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from momentum2.norms._moments import moments, normalise
+from momentum2.norms.base import PlainBatchNorm
+
+Compat = Literal["paper", "official"]
+
+
+class MomentumBatchNorm(PlainBatchNorm):
+    """Batch norm whose statistics are a moving average, for the teacher of a student–teacher pair.
+
+    In training mode a batch is normalised by `alpha · batch + (1 − alpha) · history` for mean and (biased)
+    variance. The history is frozen: a forward only adds the batch's statistics to what is pending, and
+    `commit()`, once per optimizer step, averages all that is pending (any number of views and micro-batches)
+    and moves the history by the same rule. alpha = 1 is training-mode batch norm, alpha = 0 evaluation mode.
+    In evaluation mode it is plain batch norm on the history and records nothing.
+
+    The state dict has plain batch norm's keys: the history is `running_mean` and `running_var`, and
+    `num_batches_tracked` counts commits. At 0 there is no history yet, so the first commit replaces it.
+
+    Args:
+        num_features: c of an input (n, c, ...) of 2 to 5 dimensions.
+        eps: Added to the variance.
+        affine: Learn a weight and a bias per channel.
+        devices: Virtual devices: each n/devices consecutive samples have statistics of their own; the history
+            is shared and takes their mean.
+        compat: "official" multiplies the variance by (n/(n−1))², as the authors' released code does.
+    """
+
+    _alpha: Tensor
+    _pending_mean: Tensor
+    _pending_var: Tensor
+    _pending_count: Tensor
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        devices: int = 1,
+        compat: Compat = "paper",
+    ) -> None:
+        super().__init__(num_features, eps, momentum=None, affine=affine)
+        self.devices = devices
+        self.compat = compat
+        # Not in the state dict: between two optimizer steps nothing is pending, and alpha is handed in.
+        self.register_buffer("_alpha", torch.ones(()), persistent=False)
+        self.register_buffer("_pending_mean", torch.zeros(num_features), persistent=False)
+        self.register_buffer("_pending_var", torch.zeros(num_features), persistent=False)
+        self.register_buffer("_pending_count", torch.zeros(()), persistent=False)
+
+    @property
+    def alpha(self) -> float:
+        """Weight of the current batch, in [0, 1]; the history has the rest."""
+        return self._alpha.item()
+
+    @alpha.setter
+    def alpha(self, value: float) -> None:
+        self._alpha.fill_(value)
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        if not self.training:
+            return F.batch_norm(
+                input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+            )
+        mean, var = moments(input, self.devices)  # (devices, c)
+        if self.compat == "official":
+            n = input.numel() // (input.shape[1] * self.devices)
+            var = var * (n / max(n - 1, 1)) ** 2
+        # An overflown variance would turn the blend into NaN (0 · inf) where plain batch norm stays finite.
+        var = var.clamp(max=torch.finfo(var.dtype).max)
+        self._remember(mean.detach(), var.detach())
+        mean = self._alpha * mean + (1 - self._alpha) * self.running_mean
+        var = self._alpha * var + (1 - self._alpha) * self.running_var
+        return normalise(input, mean, var, self.weight, self.bias, self.eps)
+
+    def _remember(self, mean: Tensor, var: Tensor) -> None:
+        self._pending_mean += mean.mean(0)
+        self._pending_var += var.mean(0)
+        self._pending_count += 1
+
+    def pending(self) -> tuple[Tensor, Tensor]:
+        """The mean of the statistics seen since the last commit, (c,) each; zeros if there were none."""
+        count = self._pending_count.clamp(min=1)
+        return self._pending_mean / count, (self._pending_var / count).clamp(max=torch.finfo(count.dtype).max)
+
+    def has_pending(self) -> Tensor:
+        """Whether a training-mode forward ran since the last commit, as a tensor on the device."""
+        return self._pending_count > 0
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Move the history to `alpha · pending + (1 − alpha) · history`, and begin to gather anew.
+
+        Changes nothing when nothing is pending. Never waits for the device.
+        """
+        some = self.has_pending()
+        mean, var = self.pending()
+        alpha = torch.where(self.num_batches_tracked == 0, 1.0, self._alpha)
+        alpha = torch.where(some, alpha, 0.0)
+        self.running_mean.copy_(alpha * mean + (1 - alpha) * self.running_mean)
+        self.running_var.copy_(alpha * var + (1 - alpha) * self.running_var)
+        self.num_batches_tracked += some
+        self._pending_mean.zero_()
+        self._pending_var.zero_()
+        self._pending_count.zero_()
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_features}, eps={self.eps}, affine={self.affine}, devices={self.devices}, "
+            f"compat={self.compat}"
+        )
+
+
+def momentum_norms(module: nn.Module) -> Iterator[MomentumBatchNorm]:
+    """Every Momentum BN in `module`, for setting alpha and committing where there is no MomentumTeacher."""
+    return (m for m in module.modules() if isinstance(m, MomentumBatchNorm))

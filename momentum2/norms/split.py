@@ -1,0 +1,43 @@
+"""Split BN: the small-batch statistics of k devices, on one."""
+
+from torch import Tensor
+
+from momentum2.norms._moments import moments, normalise
+from momentum2.norms.base import PlainBatchNorm
+
+
+class SplitBatchNorm(PlainBatchNorm):
+    """Batch norm on k virtual devices: every n/k consecutive samples have statistics of their own.
+
+    Outputs and gradients are those of k separate replicas. The running statistics are replica 0's, as when
+    a run on k devices saves its first; evaluation mode is plain batch norm on them.
+
+    Args:
+        num_features: c of an input (n, c, ...) of 2 to 5 dimensions; n must be a multiple of `devices`.
+        eps: Added to the variance.
+        statistics_momentum: Weight of the current batch in the running statistics; None for their plain mean.
+        affine: Learn a weight and a bias per channel.
+        devices: k.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        statistics_momentum: float | None = 0.1,
+        affine: bool = True,
+        devices: int = 1,
+    ) -> None:
+        super().__init__(num_features, eps, statistics_momentum, affine)
+        self.devices = devices
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or self.devices == 1:
+            return super().forward(input)
+        self._check_input_dim(input)
+        mean, var = moments(input, self.devices)  # (devices, c)
+        self._track(mean[0], var[0], input.numel() // (input.shape[1] * self.devices))
+        return normalise(input, mean, var, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, devices={self.devices}"  # type: ignore[no-untyped-call]

@@ -1,0 +1,50 @@
+"""Synced BN: one batch over all processes."""
+
+import torch
+from torch import Tensor
+
+from momentum2 import distributed
+from momentum2.norms._moments import moments, normalise
+from momentum2.norms.base import PlainBatchNorm
+
+
+class SyncedBatchNorm(PlainBatchNorm):
+    """Batch norm over the samples of all processes, on gloo (CPU) and nccl.
+
+    Outputs, gradients and running statistics are those of one process with the whole batch, also when the
+    processes have different numbers of samples. In a single process it is plain batch norm, at its speed.
+
+    Args:
+        num_features: c of an input (n, c, ...) of 2 to 5 dimensions.
+        eps: Added to the variance.
+        statistics_momentum: Weight of the current batch in the running statistics; None for their plain mean.
+        affine: Learn a weight and a bias per channel.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        statistics_momentum: float | None = 0.1,
+        affine: bool = True,
+    ) -> None:
+        super().__init__(num_features, eps, statistics_momentum, affine)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or distributed.world_size() == 1:
+            return super().forward(input)
+        self._check_input_dim(input)
+        mean, var, n = _over_processes(*moments(input), input.numel() // input.shape[1])
+        self._track(mean[0], var[0], n)
+        return normalise(input, mean, var, self.weight, self.bias, self.eps)
+
+
+def _over_processes(mean: Tensor, var: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and var (1, c) of n values per channel here -> the same over all processes, and the total n."""
+    packed = torch.cat([mean, var, mean.new_full((1, 1), n)], dim=1)
+    means, variances, ns = torch.split(distributed.gather(packed), [mean.shape[1], mean.shape[1], 1], dim=1)
+    total = ns.sum()
+    share = ns / total  # (processes, 1)
+    whole = (share * means).sum(0, keepdim=True)
+    # Within the processes and between them: no difference of large squares.
+    return whole, (share * (variances + (means - whole).square())).sum(0, keepdim=True), total

@@ -1,0 +1,9 @@
+"""Independent random streams from one seed."""
+
+import hashlib
+
+
+def derive(seed: int, *key: int | str) -> int:
+    """A 63-bit seed that depends on `seed` and every part of `key`, equal on all machines."""
+    text = "/".join(str(part) for part in (seed, *key))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

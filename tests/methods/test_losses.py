@@ -1,0 +1,61 @@
+"""Each loss against the formula of its paper, written out with loops in float64."""
+
+import numpy as np
+import torch
+
+from momentum2.methods.byol import distance
+from momentum2.methods.moco import info_nce
+from momentum2.methods.simclr import nt_xent
+from momentum2.methods.simsiam import D
+
+
+def unit(*shape: int, seed: int) -> np.ndarray:
+    x = np.random.default_rng(seed).normal(size=shape)
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def cos(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+def test_byol_distance_is_two_minus_two_cosines():
+    rng = np.random.default_rng(0)
+    q, z = rng.normal(size=(5, 7)), rng.normal(size=(5, 7)) * 3
+    expected = np.mean([2 - 2 * cos(a, b) for a, b in zip(q, z, strict=True)])
+    # ... which is the squared distance of the unit vectors
+    unit_q, unit_z = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (q, z))
+    assert np.isclose(expected, np.mean(((unit_q - unit_z) ** 2).sum(1)))
+    assert torch.isclose(distance(torch.tensor(q), torch.tensor(z)).double(), torch.tensor(expected), atol=1e-6)
+
+
+def test_info_nce_is_the_log_share_of_the_positive():
+    q, k, queue, t = unit(4, 8, seed=1), unit(4, 8, seed=2), unit(16, 8, seed=3), 0.2
+    terms = []
+    for i in range(4):
+        positive = np.exp(q[i] @ k[i] / t)
+        negatives = sum(np.exp(q[i] @ n / t) for n in queue)
+        terms.append(-np.log(positive / (positive + negatives)))
+    result = info_nce(*(torch.tensor(x) for x in (q, k, queue)), t)
+    assert np.isclose(result.item(), np.mean(terms), atol=1e-9)
+
+
+def test_nt_xent_runs_over_all_pairs_but_itself():
+    z1, z2, t = unit(5, 8, seed=4), unit(5, 8, seed=5), 0.5
+    z = np.concatenate([z1, z2])
+    terms = []
+    for i in range(10):
+        partner = (i + 5) % 10
+        others = sum(np.exp(z[i] @ z[j] / t) for j in range(10) if j != i)
+        terms.append(-np.log(np.exp(z[i] @ z[partner] / t) / others))
+    assert np.isclose(nt_xent(torch.tensor(z1), torch.tensor(z2), t).item(), np.mean(terms), atol=1e-9)
+
+
+def test_simsiam_stops_the_gradient_of_z():
+    p = torch.randn(6, 4, requires_grad=True)
+    z = torch.randn(6, 4, requires_grad=True)
+    loss = D(p, z)
+    loss.backward()
+    expected = -np.mean([cos(a, b) for a, b in zip(p.detach().numpy(), z.detach().numpy(), strict=True)])
+    assert np.isclose(loss.item(), expected, atol=1e-6)
+    assert z.grad is None
+    assert p.grad is not None

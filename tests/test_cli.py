@@ -1,0 +1,60 @@
+"""The command line as a person meets it: a separate process, its output and its exit code."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def momentum2(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "momentum2", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nonsense"], "no command called 'nonsense'"),
+        (["pretrian"], "did you mean pretrain?"),
+        (["plan"], "Name a recipe"),
+        (["plan", "nosuchrecipe"], "no recipe called 'nosuchrecipe'"),
+        (["plan", "quickstrat"], "did you mean quickstart?"),
+        (["plan", "quickstart", "--optim.lr", "abc"], "--optim.lr takes a number, not 'abc'"),
+        (["plan", "quickstart", "--method.alpha", "x"], "--method.alpha takes cosine or a number, not 'x'"),
+        (["plan", "quickstart", "--method.name", "x"], "--method.name takes byol, moco"),
+        (["plan", "quickstart", "--optim.lrr", "1"], "did you mean --optim.lr?"),
+        (["plan", "quickstart", "--train.batch_size", "0"], "--train.batch_size must be at least 1"),
+        (["plan", "quickstart", "--train.virtual_devices", "7"], "cannot be divided among 7 virtual devices"),
+        (["plan", "quickstart", "--method.teacher_norm", "shuffle"], "shuffle is MoCo's"),
+        (["plan", "quickstart", "extra"], "one argument too many"),
+        (["plan", "--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["plan", "folder", "--data.root", "nowhere"], "nowhere"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(arguments: list[str], says: str):
+    result = momentum2(*arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert says in result.stderr
+    assert result.stderr.startswith("momentum2: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_help_and_version():
+    assert momentum2("--version").stdout.startswith("momentum2 0.")
+    assert "pretrain" in momentum2("--help").stdout
+    text = momentum2("plan", "quickstart", "--help").stdout
+    assert "--optim.lr" in text
+    assert "Learning rate per 256 images" in text
+
+
+def test_recipes_lists_all():
+    from momentum2.recipes import RECIPES
+
+    output = momentum2("recipes").stdout
+    assert all(name in output for name in RECIPES)
+
+
+def test_import_is_light():
+    code = "import sys, momentum2; print([m for m in sys.modules if m.startswith('torchvision')])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
