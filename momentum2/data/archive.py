@@ -1,0 +1,125 @@
+"""A .tar or .zip of images, read in place."""
+
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from momentum2.data.dataset import Dataset, Ints
+from momentum2.data.images import BadImage, Encoded, refuse_large
+from momentum2.data.layout import SPLITS, choose_split, is_hidden, is_image, labels_from_folders
+from momentum2.errors import UserError
+
+
+class Archive(Dataset):
+    """Images inside a .tar or .zip, read in place.
+
+    `places` is (n, 2): where a member's bytes begin and how many they are in a tar; its number and size in a zip.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        names: Sequence[str],
+        places: Ints,
+        labels: Ints | None,
+        classes: Iterable[str] | None,
+    ) -> None:
+        super().__init__(names, labels, classes)
+        self.path, self.places = path, places
+        self.is_zip = zipfile.is_zipfile(path)
+        found = path.stat()
+        self.version = f"{found.st_size}\0{found.st_mtime_ns}"
+
+    def picture(self, index: int) -> Encoded:
+        place, size = self.places[index].tolist()
+        refuse_large(size)
+        try:
+            return Encoded(self._from_zip(place) if self.is_zip else self._from_tar(place, size))
+        except (
+            OSError,
+            RuntimeError,
+            zipfile.BadZipFile,
+            zlib.error,
+            EOFError,
+            NotImplementedError,
+        ) as error:
+            raise BadImage(f"{type(error).__name__}: {error}") from error
+
+    def stamp(self, index: int) -> str:
+        return f"{self.names[index]}\0{self.places[index]}\0{self.version}"
+
+    def _from_tar(self, start: int, size: int) -> bytes:
+        with open(self.path, "rb") as file:
+            file.seek(start)
+            data = file.read(size)
+        if len(data) < size:
+            raise BadImage("the archive ends before this member does")
+        return data
+
+    def _from_zip(self, number: int) -> bytes:
+        return self._zip.read(self._zip.infolist()[number])
+
+    @cached_property
+    def _zip(self) -> zipfile.ZipFile:
+        return zipfile.ZipFile(self.path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            name: value for name, value in self.__dict__.items() if name != "_zip"
+        }  # each process opens its own
+
+
+def open_archive(path: Path, split: str) -> Archive:
+    """Images in an uncompressed .tar or a .zip; folders inside mean what they mean on disk."""
+    if not path.is_file():
+        raise UserError(f"{path} is not a file: give the .tar or .zip with --data.root.")
+    members = [
+        (name, place, size)
+        for name, place, size in (_zip_members if zipfile.is_zipfile(path) else _tar_members)(path)
+        if is_image(name) and not any(is_hidden(part) for part in name.split("/"))
+    ]
+    if not members:
+        raise UserError(
+            f"There are no images in {path}: it should hold files ending in .jpg, .png or the like."
+        )
+    members.sort()
+    names = [name for name, _, _ in members]
+    top = names[0].split("/")[0] + "/"
+    base = top if top[:-1] not in SPLITS and all(name.startswith(top) for name in names) else ""
+    paths = [name[len(base) :].split("/") for name in names]
+    folder = choose_split({parts[0] for parts in paths if len(parts) > 1}, split, str(path))
+    classes: set[str] = set()
+    if folder:
+        classes.update(parts[1] for parts in paths if parts[0] in SPLITS and len(parts) > 2)
+    depth = 1 if folder else 0
+    chosen = [i for i, parts in enumerate(paths) if not folder or parts[0] == folder]
+    labels, class_names = labels_from_folders(["/".join(paths[i][depth:]) for i in chosen], classes)
+    places = np.array([members[i][1:] for i in chosen], np.int64)
+    return Archive(path, [names[i] for i in chosen], places, labels, class_names)
+
+
+def _zip_members(path: Path) -> Iterator[tuple[str, int, int]]:
+    with zipfile.ZipFile(path) as file:
+        for number, member in enumerate(file.infolist()):
+            if not member.is_dir():
+                yield member.filename.removeprefix("./"), number, member.file_size
+
+
+def _tar_members(path: Path) -> Iterator[tuple[str, int, int]]:
+    try:
+        with tarfile.open(path, "r:") as file:
+            for member in file.getmembers():
+                data = file.getmember(member.linkname) if member.islnk() else member
+                if data.isreg():
+                    yield member.name.removeprefix("./"), data.offset_data, data.size
+    except (tarfile.TarError, KeyError) as error:
+        raise UserError(
+            f"{path} cannot be read in place ({error}): give an uncompressed .tar or a .zip;"
+            " a compressed one (.tar.gz, .tar.xz) must be decompressed once, for example with gunzip or unxz."
+        ) from error

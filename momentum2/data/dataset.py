@@ -1,0 +1,137 @@
+"""What every data set is: an ordered, unchanging set of images with names, and perhaps labels."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from momentum2.data.images import BadImage, Picture, Pixels
+from momentum2.errors import UserError
+
+Ints = NDArray[np.int64]
+T = TypeVar("T")
+
+
+class Names(Sequence[str]):
+    """Many strings in one block of bytes: a tenth of the memory of a list, and quick to send to a process."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        encoded = [name.encode("utf-8", "surrogateescape") for name in names]
+        self.text = b"".join(encoded)
+        self.ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        i = range(len(self))[index]
+        return self.text[self.ends[i - 1] if i else 0 : self.ends[i]].decode("utf-8", "surrogateescape")
+
+
+class Dataset(ABC):
+    """Images 0 to `len - 1`, read in any order, from any process (a data set can be pickled).
+
+    Attributes:
+        names: One stable name per image, such as its path below the root.
+        labels: Class of each image, int64 (n,), or None.
+        class_names: What the labels mean, or None.
+        fixed_size: (height, width) if all images are known to have the same.
+        in_memory: Reading is no more than copying, so no worker process is needed.
+        bad: Images that turned out unreadable so far, and why.
+        max_bad_fraction: The share of unreadable images that is tolerated.
+    """
+
+    fixed_size: tuple[int, int] | None = None
+    in_memory = False
+    max_bad_fraction = 1.0
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        labels: Ints | None = None,
+        class_names: Iterable[str] | None = None,
+    ) -> None:
+        self.names: Sequence[str] = names if isinstance(names, Names) else Names(names)
+        self.labels = labels
+        self.class_names = None if class_names is None else tuple(class_names)
+        self.bad: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @abstractmethod
+    def picture(self, index: int) -> Picture:
+        """Image `index` itself; raises `BadImage` if it cannot be read."""
+
+    @abstractmethod
+    def stamp(self, index: int) -> str:
+        """Text that changes when the image may have changed (name, size, time)."""
+
+    def read(self, indices: Iterable[int]) -> list[Pixels] | Pixels:
+        """Pixels of the images: uint8 (height, width, 3) each, or one (n, height, width, 3) array.
+
+        In place of an unreadable image comes the next readable one.
+        """
+        return self.fetch(indices)[1]
+
+    def fetch(self, indices: Iterable[int]) -> tuple[Ints, list[Pixels] | Pixels]:
+        """As `read`, and before it the indices of the images that were really taken."""
+        found = [self.good(int(i), lambda picture: picture.pixels()) for i in indices]
+        return np.array([i for i, _ in found], np.int64), [pixels for _, pixels in found]
+
+    def good(self, index: int, use: Callable[[Picture], T]) -> tuple[int, T]:
+        """`use(picture)` of image `index` or, if it is unreadable, of the next readable one (with its index).
+
+        Unreadable ones are entered in `bad`; more of them than are tolerated is a `UserError`.
+        """
+        for i in chain(range(index, len(self)), range(index)):
+            if i not in self.bad:
+                try:
+                    return i, use(self.picture(i))
+                except BadImage as reason:
+                    self.bad[i] = str(reason)
+                    self.check_bad()
+        raise AssertionError("check_bad() has not noticed that every image is bad")
+
+    def check_bad(self, listed: int = 0, listed_in: str = "") -> None:
+        """Raise a `UserError` if more images are bad than are tolerated, by `bad` or by a list of them."""
+        count = max(len(self.bad), listed)
+        if count > self.max_bad_fraction * len(self) or count == len(self):
+            first = min(self.bad)
+            where = f"; all are listed in {listed_in}" if listed_in else ""
+            raise UserError(
+                f"{count:,} of {len(self):,} images cannot be read (data.max_bad_fraction is"
+                f" {self.max_bad_fraction:g}), such as {self.names[first]} ({self.bad[first]}){where}:"
+                " mend or remove them, or raise --data.max_bad_fraction."
+            )
+
+
+class Subset(Dataset):
+    """Some images of a data set, in the given order."""
+
+    def __init__(self, whole: Dataset, order: Ints) -> None:
+        labels = None if whole.labels is None else whole.labels[order]
+        super().__init__((whole.names[i] for i in order.tolist()), labels, whole.class_names)
+        self.whole, self.order = whole, order
+        self.fixed_size, self.in_memory = whole.fixed_size, whole.in_memory
+
+    def picture(self, index: int) -> Picture:
+        return self.whole.picture(int(self.order[index]))
+
+    def stamp(self, index: int) -> str:
+        return self.whole.stamp(int(self.order[index]))
+
+    def fetch(self, indices: Iterable[int]) -> tuple[Ints, list[Pixels] | Pixels]:
+        if self.fixed_size is None:
+            return super().fetch(indices)
+        taken = np.asarray(indices, np.int64)
+        return taken, self.whole.read(self.order[taken])

@@ -1,0 +1,155 @@
+"""Data sets of image files: a folder, the ImageNet layout, a list of paths."""
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from momentum2.data.dataset import Dataset, Ints
+from momentum2.data.images import BadImage, Encoded, refuse_large
+from momentum2.data.layout import SPLITS, choose_split, is_hidden, is_image, labels_from_folders
+from momentum2.errors import UserError
+
+
+class Files(Dataset):
+    """Image files below a folder; names are their paths from there."""
+
+    def __init__(self, root: Path, names: Iterable[str], labels: Ints | None, classes: Iterable[str] | None):
+        super().__init__(names, labels, classes)
+        self.root = str(root)
+
+    def picture(self, index: int) -> Encoded:
+        try:
+            with open(os.path.join(self.root, self.names[index]), "rb", opener=_open_at_once) as file:
+                found = os.fstat(file.fileno())
+                if not stat.S_ISREG(found.st_mode):
+                    raise BadImage("not a regular file")
+                refuse_large(found.st_size)
+                return Encoded(file.read())
+        except OSError as error:
+            raise BadImage(error.strerror or str(error)) from error
+
+    def stamp(self, index: int) -> str:
+        name = self.names[index]
+        try:
+            found = os.stat(os.path.join(self.root, name))
+        except OSError:
+            return f"{name}\0missing"
+        return f"{name}\0{found.st_size}\0{found.st_mtime_ns}"
+
+
+def open_folder(root: Path, split: str) -> Files:
+    """All images below `root`/`split`, or below `root` if it has no splits; classes are the folders there."""
+    if not root.is_dir():
+        raise UserError(f"{root} is not a folder: give the folder of images with --data.root.")
+    folder = choose_split(_subfolders(root), split, str(root))
+    inside = list(_walk(root / folder))
+    if not inside:
+        raise UserError(f"There are no images in {root / folder} ({_what_is_in(root / folder)}).")
+    classes: set[str] = set()
+    if folder:  # the same numbering in every split, also where one lacks a class
+        classes.update(*(_subfolders(root / other) for other in _subfolders(root) if other in SPLITS))
+    labels, class_names = labels_from_folders(inside, classes)
+    return Files(root, (f"{folder}/{name}" if folder else name for name in inside), labels, class_names)
+
+
+def open_imagenet(root: Path, split: str) -> Files:
+    """ImageNet as it is usually laid out: train/ and val/ with one folder a class; "test" is val."""
+    if split == "test" and (root / "val").is_dir() and not (root / "test").is_dir():
+        split = "val"
+    files = open_folder(root, split)
+    if files.labels is None:
+        raise UserError(
+            f"{root} is not in ImageNet's layout, images lie outside class folders:"
+            f" move them into {root}/{split}/CLASS/, or use --data.name folder."
+        )
+    return files
+
+
+def open_list(path: Path, split: str) -> Files:
+    """Paths in a text file, one a line, each perhaps followed by a label; relative to the file.
+
+    `path` is the file, or a folder with one file a split (train.txt, test.txt).
+    """
+    if path.is_dir():
+        lists = {file.stem: file for file in sorted(path.glob("*.txt"))}
+    else:
+        lists = {"train": path}
+    if split not in lists or not lists[split].is_file():
+        raise UserError(
+            f"There is no list of images for split {split!r} at {path} (found: {', '.join(lists) or 'no .txt file'}):"
+            f" --data.root should be a text file of paths, or a folder with {split}.txt."
+        )
+    rows = {name: _read_list(file) for name, file in lists.items()}
+    words = [label for _, label in rows[split]]
+    if None in words:
+        if any(word is not None for word in words):
+            raise UserError(
+                f"In {lists[split]} some lines have a label and some have none: give all or none."
+            )
+        return Files(lists[split].parent, (name for name, _ in rows[split]), None, None)
+    every = {label for part in rows.values() for _, label in part if label is not None}
+    classes = sorted(every, key=int) if all(word.isdecimal() for word in every) else sorted(every)
+    numbers = {name: number for number, name in enumerate(classes)}
+    labels = np.array([numbers[word] for word in words if word is not None], np.int64)
+    return Files(lists[split].parent, (name for name, _ in rows[split]), labels, classes)
+
+
+def _read_list(path: Path) -> list[tuple[str, str | None]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as a list of paths ({error}).") from error
+    rows = [_path_and_label(line.strip()) for line in lines if line.strip()]
+    if not rows:
+        raise UserError(f"The list {path} is empty: write one image path a line.")
+    return rows
+
+
+def _path_and_label(line: str) -> tuple[str, str | None]:
+    """A label follows a tab, or a space if the line does not end like an image's name."""
+    if "\t" in line:
+        name, label = line.rsplit("\t", 1)
+        return name.strip(), label.strip()
+    if is_image(line) or " " not in line:
+        return line, None
+    name, label = line.rsplit(None, 1)
+    return name, label
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a named pipe would wait for a writer for ever
+
+
+def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((entry for entry in entries if not is_hidden(entry.name)), key=lambda e: e.name)
+    except OSError as error:
+        raise UserError(f"The folder {folder} cannot be listed ({error.strerror}).") from error
+
+
+def _subfolders(folder: Path) -> list[str]:
+    return [entry.name for entry in _entries(folder) if entry.is_dir()]
+
+
+def _walk(folder: Path | str, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
+    """Paths of the images below `folder` in a fixed order; a link back to a folder above is not followed."""
+    found = os.stat(folder)
+    if (found.st_dev, found.st_ino) in above:
+        return
+    above |= {(found.st_dev, found.st_ino)}
+    for entry in _entries(folder):
+        if entry.is_dir():
+            yield from (f"{entry.name}/{name}" for name in _walk(entry.path, above))
+        elif is_image(entry.name):
+            yield entry.name
+
+
+def _what_is_in(folder: Path) -> str:
+    found = [entry.name + "/" if entry.is_dir() else entry.name for entry in _entries(folder)]
+    if not found:
+        return "the folder is empty"
+    return "found " + ", ".join(found[:5]) + (f" and {len(found) - 5:,} more" if len(found) > 5 else "")

@@ -1,0 +1,43 @@
+"""What the names of image files say: which are images, which split and class they belong to."""
+
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+
+from momentum2.data.dataset import Ints
+from momentum2.data.images import SUFFIXES
+from momentum2.errors import UserError
+
+#: Folder names that divide a data set rather than name a class.
+SPLITS = ("train", "val", "valid", "validation", "test", "unlabeled")
+
+
+def is_image(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES)
+
+
+def is_hidden(name: str) -> bool:
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def choose_split(folders: Collection[str], split: str, where: str) -> str:
+    """The folder of `split`; "" for the whole, which is what "train" means where nothing is split."""
+    if split in folders:
+        return split
+    splits = sorted(set(folders) & set(SPLITS))
+    if split == "train" and not splits:
+        return ""
+    found = f"its splits are {', '.join(splits)}" if splits else "it has no split folders"
+    raise UserError(
+        f"{where} has no folder {split!r} ({found}): name one that exists as the split, or add it."
+    )
+
+
+def labels_from_folders(names: Sequence[str], classes: Iterable[str]) -> tuple[Ints | None, list[str] | None]:
+    """Labels if every image lies in some folder: its class is the first one."""
+    firsts = [name.split("/", 1)[0] if "/" in name else "" for name in names]
+    if "" in firsts:
+        return None, None
+    class_names = sorted({*firsts, *classes})
+    numbers = {name: number for number, name in enumerate(class_names)}
+    return np.array([numbers[first] for first in firsts], np.int64), class_names

@@ -1,0 +1,42 @@
+"""Which images make up the batch of step k: a pure function of (seed, k, batch size, number of images)."""
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from momentum2.errors import UserError
+
+Ints = NDArray[np.int64]
+
+_SUBSET_STREAM = 2**64 - 1  # epochs count from 0 and never get here
+
+
+def steps_per_epoch(length: int, batch_size: int) -> int:
+    """Whole batches in one pass; the images left over are seen in other epochs."""
+    if not 1 <= batch_size <= length:
+        raise UserError(
+            f"A batch of {batch_size:,} cannot be drawn from {length:,} images:"
+            f" set --train.batch_size between 1 and {length:,}."
+        )
+    return length // batch_size
+
+
+def batch_indices(length: int, seed: int, step: int, batch_size: int) -> Ints:
+    """Indices of the global batch of `step`, int64 (batch_size,): no image comes twice in an epoch."""
+    epoch, place = divmod(step, steps_per_epoch(length, batch_size))
+    return _permutation(length, seed, epoch)[place * batch_size : (place + 1) * batch_size]
+
+
+def seeded_subset(length: int, seed: int, count: int) -> Ints:
+    """The first `count` of a seeded order, sorted; a larger count contains a smaller one."""
+    return np.sort(_permutation(length, seed, _SUBSET_STREAM)[:count])
+
+
+@lru_cache(maxsize=2)
+def _permutation(length: int, seed: int, stream: int) -> Ints:
+    """0 to `length - 1`, shuffled. Sorted raw Philox words: NumPy promises those, not its own `permutation`."""
+    key = np.array([seed % 2**64, stream], np.uint64)
+    order = np.argsort(np.random.Philox(key=key).random_raw(length), kind="stable")
+    order.flags.writeable = False
+    return order
