@@ -1,8 +1,5 @@
-"""Images with boxes and masks: COCO and LVIS files, and the drawn `shapes`."""
+"""The images to detect objects in: `shapes`, or files of COCO or LVIS."""
 
-import json
-import logging
-from collections import Counter, defaultdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,119 +9,112 @@ import torch
 from torch import Tensor
 
 from momentum2.data import shapes
-from momentum2.data.images import BadImage, Encoded
-from momentum2.data.sampler import seeded_subset
 from momentum2.errors import UserError
+from momentum2.evaluate.detection.coco import CocoData
 from momentum2.evaluate.detection.config import DetectionDataConfig
-from momentum2.evaluate.detection.targets import Target, decode_masks, encode_masks
+from momentum2.evaluate.detection.targets import Target, encode_masks
 
-log = logging.getLogger("momentum2")
-
-_SHAPES_IMAGES = {"train": 4000, "test": 400}  # as many as wanted could be drawn
+_SHAPES_TRAIN, _SHAPES_TEST = 4000, 400  # images of shapes unless said otherwise; there are as many as wanted
 
 
 class DetectionData(Protocol):
-    """n images; image i is a pure function of i."""
+    """Images 0 to `len(image_ids) - 1`; each is a pure function of its number, read from any thread."""
 
     class_names: tuple[str, ...]
-    category_ids: tuple[int, ...]  # of label 0, 1, ...
+    category_ids: tuple[int, ...]  # of labels 0, 1, ...
     image_ids: tuple[int, ...]
 
     def image(self, i: int) -> Tensor:
         """RGB uint8 (3, h, w)."""
+        ...
 
     def target(self, i: int, masks: bool) -> Target:
-        """The objects to learn; labels count from 0."""
+        """The objects to learn, labels from 0, with their masks if asked for."""
+        ...
+
+    def classes(self, i: int) -> frozenset[int]:
+        """The labels that image i shows."""
+        ...
 
     def ground_truth(self) -> dict[str, Any]:
-        """All annotations of these images in COCO's format."""
+        """All that is known about these images, in COCO's format."""
+        ...
 
 
-class CocoData:
-    """The images of one annotation file in COCO's format; LVIS 0.5 and 1.0 are written in it too.
+class ShapesData:
+    """Scenes of `shapes` of size × size pixels."""
 
-    Args:
-        annotations: The JSON file.
-        images: Folder with the images; an LVIS file says itself in which of COCO's folders beside it each one is.
-        count: Use only so many images of a seeded order.
-        seed: Seed of that order.
-        trainable: Leave out images without an object to learn.
-    """
+    class_names = shapes.CLASS_NAMES
+    category_ids = tuple(range(1, len(shapes.CLASS_NAMES) + 1))
 
-    def __init__(
-        self, annotations: Path, images: Path, count: int | None = None, seed: int = 0, trainable: bool = False
-    ) -> None:
-        self.source, self.folder = annotations, images
-        content = _load(annotations)
-        categories = sorted(content["categories"], key=lambda c: int(c["id"]))
-        self.class_names = tuple(str(c["name"]) for c in categories)
-        self.category_ids = tuple(int(c["id"]) for c in categories)
-        self._categories = content["categories"]
-        self._label = {category: label for label, category in enumerate(self.category_ids)}
-        entries = sorted(content["images"], key=lambda entry: int(entry["id"]))
-        if count is not None and count < len(entries):
-            entries = [entries[i] for i in seeded_subset(len(entries), seed, count)]
-        self._all = _by_image(content["annotations"], {int(e["id"]) for e in content["images"]}, annotations)
-        self._objects = {int(e["id"]): self._usable(e) for e in entries}
-        if trainable:
-            learnable = [e for e in entries if self._objects[int(e["id"])]]
-            self._tell(len(entries) - len(learnable), "image(s) without an object to learn")
-            entries = learnable
-        if not entries:
-            raise UserError(f"{annotations} has no image to use; check that it is the right file.")
-        self._entries = entries
-        self.image_ids = tuple(int(e["id"]) for e in entries)
-        self._check_files()
+    def __init__(self, split: str, size: int, count: int) -> None:
+        self.split, self.size = split, size
+        self.image_ids = tuple(range(count))
 
     def image(self, i: int) -> Tensor:
-        path = self._path(self._entries[i])
-        try:
-            pixels = Encoded(path.read_bytes()).pixels()
-        except (OSError, BadImage) as error:
-            raise UserError(f"{path} cannot be read ({error}); restore it or take it out of {self.source}.") from None
-        entry = self._entries[i]
-        if pixels.shape[:2] != (entry["height"], entry["width"]):
-            raise UserError(
-                f"{path} has {pixels.shape[1]}×{pixels.shape[0]} pixels, but {self.source} says "
-                f"{entry['width']}×{entry['height']}; its boxes would be wrong."
-            )
-        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+        pixels = shapes.render_scene(np.array([i]), self.size, split=self.split)[0]
+        return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
 
     def target(self, i: int, masks: bool) -> Target:
-        entry = self._entries[i]
-        objects = self._objects[int(entry["id"])]
-        if masks and not all(_has_mask(o) for o in objects):
-            raise UserError(f"{self.source} has objects without a mask; choose --model retinanet or fcos.")
-        boxes = torch.tensor([o["xyxy"] for o in objects], dtype=torch.float32).reshape(-1, 4)
-        labels = torch.tensor([self._label[o["category_id"]] for o in objects], dtype=torch.int64)
-        target = Target(boxes=boxes, labels=labels)
+        found = self._annotation(i)
+        target = Target(boxes=torch.from_numpy(found["boxes"]), labels=torch.from_numpy(found["labels"]))
         if masks:
-            target["masks"] = decode_masks(
-                [o["segmentation"] for o in objects], entry["height"], entry["width"]
-            )
+            target["masks"] = torch.from_numpy(found["masks"])
         return target
 
+    def classes(self, i: int) -> frozenset[int]:
+        return frozenset(self._annotation(i)["labels"].tolist())
+
     def ground_truth(self) -> dict[str, Any]:
-        annotations = [a for image in self.image_ids for a in self._all[image]]
-        return {"images": self._entries, "annotations": annotations, "categories": self._categories}
+        images = [{"id": i, "height": self.size, "width": self.size} for i in self.image_ids]
+        categories = [
+            {"id": c, "name": name} for c, name in zip(self.category_ids, self.class_names, strict=True)
+        ]
+        return {"images": images, "annotations": self._annotations, "categories": categories}
 
-    def labels(self) -> list[frozenset[int]]:
-        """The classes that each image shows."""
-        return [frozenset(self._label[o["category_id"]] for o in self._objects[i]) for i in self.image_ids]
+    @cached_property
+    def _annotations(self) -> list[dict[str, Any]]:
+        return [entry for i in self.image_ids for entry in self._entries(i)]
 
-    def _usable(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
-        """Objects to learn from: no crowds, boxes inside the image and not empty."""
-        found = []
-        for annotation in self._all[int(entry["id"])]:
-            if annotation["category_id"] not in self._label:
-                raise UserError(f"{self.source} has an object of category {annotation['category_id']}, which it lacks.")
-            x, y, w, h = annotation["bbox"]
-            x1, x2 = np.clip([x, x + w], 0, entry["width"]).tolist()
-            y1, y2 = np.clip([y, y + h], 0, entry["height"]).tolist()
-            if annotation.get("iscrowd"):
-                continue
-            if x2 <= x1 or y2 <= y1:
-                self._degenerate += 1
-                continue
-            found.append({**annotation, "xyxy": (x1, y1, x2, y2)})
-        return found
+    def _entries(self, i: int) -> list[dict[str, Any]]:
+        found = self._annotation(i)
+        sizes = np.concatenate((found["boxes"][:, :2], found["boxes"][:, 2:] - found["boxes"][:, :2]), 1)
+        return [
+            {
+                "image_id": i,
+                "category_id": self.category_ids[label],
+                "bbox": box,
+                "area": int(mask.sum()),
+                "iscrowd": 0,
+                "segmentation": code,
+            }
+            for label, box, mask, code in zip(
+                found["labels"], sizes.tolist(), found["masks"], encode_masks(found["masks"]), strict=True
+            )
+        ]
+
+    def _annotation(self, i: int) -> shapes.Annotation:
+        return shapes.annotations(np.array([i]), self.size, split=self.split)[0]
+
+
+def open_data(config: DetectionDataConfig, training: bool, seed: int) -> DetectionData:
+    """The images to train on, or those to evaluate on."""
+    split, count = (
+        (config.split, config.train_size) if training else (config.test_split, config.test_size)
+    )
+    if count is not None and count < 1:
+        raise UserError(f"--data.{'train' if training else 'test'}_size must be at least 1, not {count}.")
+    if config.name == "shapes":
+        return ShapesData(split, config.test_short_edge, count or (_SHAPES_TRAIN if training else _SHAPES_TEST))
+    if config.root is None:
+        raise UserError(f"--data.name {config.name} needs --data.root, the folder that holds annotations/.")
+    root = Path(config.root)
+    if not root.is_dir():
+        raise UserError(f"There is no folder {root}; check --data.root.")
+    prefix, folder = ("instances", split) if config.name == "coco" else ("lvis", _coco_folder(split))
+    return CocoData(root / "annotations" / f"{prefix}_{split}.json", root / folder, count, seed, training)
+
+
+def _coco_folder(split: str) -> str:
+    """Where LVIS 0.5 has the images of a split such as v0.5_train; LVIS 1.0 says it for each image."""
+    return "train2017" if split.endswith("train") else "val2017"
