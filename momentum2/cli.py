@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
+from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from momentum2 import __version__
 from momentum2.arguments import add_config, make_parser, parse, read_config
-from momentum2.config import Config
+from momentum2.config import Config, Resume
 from momentum2.errors import UserError
 from momentum2.recipes import RECIPES, find
 
@@ -67,17 +68,55 @@ def recipes(arguments: list[str]) -> int:
 
 def plan(arguments: list[str]) -> int:
     """Show what a recipe comes to."""
-    parser = make_parser("plan", "Resolve a recipe: steps, learning rate, momenta, BN batch; trains nothing.")
+    parser = make_parser("plan", "Resolve a recipe: steps, learning rate, momenta, BN batch, memory; trains nothing.")
     parser.add_argument("--processes", type=int, default=1, help="Number of processes to plan for.")
+    parser.add_argument("--images", type=int | None, default=None, help="Number of images, instead of opening the data.")
+    parser.add_argument("--probe", type=bool, default=False, help="Time a few steps to estimate the duration.")
     config, options = _parse_recipe(parser, arguments)
-    print(config, options.processes)
+    from momentum2.engine.estimate import planned
+
+    for name, value in planned(config, options.images, options.processes, options.probe):
+        print(f"{name:<12}{value}")
+    return 0
+
+
+def pretrain(arguments: list[str]) -> int:
+    """Train."""
+    parser = make_parser("pretrain", "Pretrain into a run directory; the same command resumes it.")
+    _add_run_options(parser)
+    config, options = _parse_recipe(parser, arguments)
+    from momentum2.engine.pretrain import pretrain as run
+    from momentum2.evaluate.online import online_knn
+
+    out = _out(options)
+    finished = run(config, out, options.resume, online_knn(config))
+    if finished:
+        print(f"Done: the encoder is {out / 'encoder.safetensors'}")
     return 0
 
 
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
-    "plan": (plan, "resolved settings of a recipe, memory and time; trains nothing"),
     "recipes": (recipes, "list the named recipes with their headline numbers"),
+    "plan": (plan, "resolved settings of a recipe, memory and time; trains nothing"),
+    "pretrain": (pretrain, "pretrain into a run directory, or resume it"),
 }
+
+
+def _add_run_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--out", type=str | None, default=None, help="The run directory.")
+    resume: object = Resume
+    parser.add_argument(
+        "--resume",
+        type=resume,
+        default="auto",
+        help="auto goes on where the run directory is; never refuses to; must refuses to start anew.",
+    )
+
+
+def _out(options: Namespace) -> Path:
+    if options.out is None:
+        raise UserError("Say where the run directory goes: --out DIR.")
+    return Path(options.out)
 
 
 def _parse_recipe(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[Config, Namespace]:

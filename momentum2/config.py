@@ -21,6 +21,7 @@ ViewRecipe = Literal["byol", "moco_v2", "simsiam", "supervised", "evaluation", "
 Cache = Literal["auto", "on", "off"]
 Precision = Literal["auto", "fp32", "bf16"]
 OptimName = Literal["sgd", "lars"]
+Resume = Literal["auto", "never", "must"]
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,13 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 
 from momentum2.config import MonitorConfig
-from momentum2.errors import UserError
 
 #: Logged steps before a step time can be called slow, and how many are remembered.
 WARM_UP, REMEMBERED = 5, 1000
 
 
 class Alarms:
-    """Watches the logged metrics `z_std`, `z_rank`, `data_wait` and `step_time`; absent ones are not watched."""
+    """Watches the logged `z_std`, `z_rank`, `data_wait` and `step_time`; absent ones are not watched."""
 
     def __init__(self, monitor: MonitorConfig) -> None:
         self.monitor = monitor
@@ -20,10 +19,10 @@ class Alarms:
         self._step_times: deque[float] = deque(maxlen=REMEMBERED)
         self._raised: set[str] = set()
 
-    def check(self, step: int, metrics: Mapping[str, float]) -> list[str]:
-        """Sentences for what has gone wrong since the last call; an alarm is repeated only after it had cleared."""
+    def check(self, metrics: Mapping[str, float]) -> list[str]:
+        """A sentence for each thing that goes wrong and did not at the last call."""
         found = dict(self._find(metrics))
-        new = [f"Step {step}: {sentence}" for name, sentence in found.items() if name not in self._raised]
+        new = [sentence for name, sentence in found.items() if name not in self._raised]
         self._raised = set(found)
         return new
 
@@ -39,8 +38,8 @@ class Alarms:
                 if self._low[name] >= monitor.collapse_steps:
                     yield (
                         name,
-                        f"the representation has collapsed: the {words} is {metrics[name]:.3g}, below {limit:g} "
-                        f"for {self._low[name]} logged steps; check the predictor, the norms and the learning rate.",
+                        f"the representation has collapsed: the {words} is {metrics[name]:.3g}, "
+                        f"below {limit:g} for {self._low[name]} logged steps; check predictor, norms and lr.",
                     )
         if metrics.get("data_wait", 0.0) > monitor.wait_fraction:
             yield (
@@ -55,12 +54,3 @@ class Alarms:
                 if seconds > monitor.slow_step * usual:
                     yield "step_time", f"a step took {seconds:.3g} s, {seconds / usual:.1f} times the usual."
             self._step_times.append(seconds)
-
-
-def not_finite(step: int, checkpoint: int | None) -> UserError:
-    """The error of a loss or gradient that is NaN or infinite at `step`; `checkpoint` is the newest saved step."""
-    kept = f"the checkpoint of step {checkpoint} is finite" if checkpoint is not None else "no checkpoint exists yet"
-    return UserError(
-        f"The loss or its gradient is not finite at step {step}; {kept}. Lower --optim.lr, set --optim.clip_norm "
-        "or use --train.precision fp32, with another --out."
-    )

@@ -1,9 +1,9 @@
 """Checkpoints that are whole or absent, and are never unpickled.
 
-One directory per step, `step-00001000/`: `shared.safetensors` (what is equal on all processes), `ranks.safetensors`
-(what each process has of its own, as `rank0/NAME`), `state.json` and `manifest.json` (SHA-256 of the others). It is
-written under a temporary name, synced and renamed, so a kill or a full disk at any moment leaves the previous ones
-as they were. Process 0 alone reads and writes: a file system that the processes share is not needed.
+One directory per step, `step-00001000/`: `shared.safetensors` (what is equal on all processes),
+`ranks.safetensors` (what each process has of its own, as `rank0/NAME`), `state.json` and `manifest.json`
+(SHA-256 of the others). It is written under a temporary name, synced and renamed, so a kill or a full disk at
+any moment leaves the previous ones as they were. Process 0 alone reads and writes, and hands on what it read.
 """
 
 import hashlib
@@ -18,11 +18,11 @@ from typing import Any
 
 import safetensors.torch
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from momentum2.engine.together import gather_bytes, is_first, on_first, raise_together
+from momentum2 import distributed
+from momentum2.engine.together import gather_bytes, on_first, raise_together
 from momentum2.errors import UserError
 
 log = logging.getLogger("momentum2")
@@ -67,12 +67,12 @@ class Checkpoints:
     ) -> None:
         """Save the state after `step` steps: `shared` of process 0, `own` of every process.
 
-        Raises a `UserError`, on all processes, for a number that is not finite or a file that cannot be written.
+        Raises a `UserError`, on all processes, if a number is not finite or a file cannot be written.
         """
         raise_together(_not_finite(step, {**shared, **own}))
         ranks = gather_bytes(safetensors.torch.save(_on_cpu(own)))
         problem = None
-        if is_first():
+        if distributed.is_main():
             try:
                 self._write(step, shared, ranks, info)
             except OSError as error:
@@ -87,9 +87,9 @@ class Checkpoints:
         files = on_first(self._newest)
         if not files:
             return None
-        state, shared, ranks = json.loads(files[0]), safetensors.torch.load(files[1]), safetensors.torch.load(files[2])
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        prefix = f"rank{rank % state['world']}/"
+        state = json.loads(files[0])
+        shared, ranks = (safetensors.torch.load(data) for data in files[1:])
+        prefix = f"rank{distributed.rank() % state['world']}/"
         own = {name.removeprefix(prefix): t for name, t in ranks.items() if name.startswith(prefix)}
         return Checkpoint(state["step"], shared, own, state["info"])
 
@@ -107,7 +107,11 @@ class Checkpoints:
             except Damaged:
                 self._remove(final)
         state = {"step": step, "world": len(ranks), "config": self.config_hash, "info": dict(info)}
-        own = {f"rank{r}/{name}": t for r, part in enumerate(ranks) for name, t in safetensors.torch.load(part).items()}
+        own = {
+            f"rank{r}/{name}": t
+            for r, part in enumerate(ranks)
+            for name, t in safetensors.torch.load(part).items()
+        }
         contents = (
             json.dumps(state).encode(),
             safetensors.torch.save(_on_cpu(shared)),
@@ -141,7 +145,7 @@ class Checkpoints:
             return files
         if steps:
             raise UserError(
-                f"No checkpoint in {self.directory} is undamaged; delete that folder to start again from step 0."
+                f"All checkpoints in {self.directory} are damaged; delete that folder to start from step 0."
             )
         return []
 
@@ -175,20 +179,23 @@ class Checkpoints:
         kept = [s for s in self.steps() if s < step]
         intact = f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no earlier checkpoint"
         return (
-            f"The checkpoint of step {step} cannot be written to {self.directory} ({error.strerror}): {intact}; "
-            "mend that and run the same command again."
+            f"The checkpoint of step {step} cannot be written to {self.directory} ({error.strerror}): "
+            f"{intact}; mend that and run the same command again."
         )
 
 
-def collect(method: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """All tensors of a run by name, not copied: those equal on all processes, and those of this process alone.
+def collect(
+    method: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of a run by name, not copied: those equal on all processes, and this process's own.
 
     A process has its own normalisation statistics, that is, all buffers of a module with a `running_mean`.
     Parameters, other buffers and the optimizer's state are equal on all processes.
     """
     norms = {name for name, module in method.named_modules() if hasattr(module, "running_mean")}
     parameters = dict(method.named_parameters())
-    shared, own = {}, {}
+    shared: dict[str, Tensor] = {}
+    own: dict[str, Tensor] = {}
     for name, tensor in method.state_dict().items():
         is_own = name not in parameters and name.rpartition(".")[0] in norms
         (own if is_own else shared)[f"method/{name}"] = tensor
@@ -213,7 +220,7 @@ def restore(method: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Che
                 differing.append(f"{full} has no parameter")
                 continue
             parameter = parameters[name]
-            if tensor.shape == parameter.shape:  # same memory layout as the parameter, so that sums keep their order
+            if tensor.shape == parameter.shape:  # in the parameter's memory layout: sums keep their order
                 tensor = torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
             optimizer.state[parameter][key] = tensor.to(parameter.device)
     if differing:

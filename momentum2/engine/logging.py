@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
@@ -131,7 +132,7 @@ class Log:
         """Record and show something that the user should look at."""
         if self.main:
             self._write({"step": step, "alarm": sentence})
-            self.say(f"[bold yellow]step {step}: {sentence}[/]")
+            self.say(f"[bold yellow]{escape(sentence)}[/]")
 
     def say(self, text: str) -> None:
         """Show a line."""

@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,17 +18,18 @@ from torch import nn
 
 from momentum2.config import MAY_CHANGE_ON_RESUME, Config
 from momentum2.engine.checkpoint import Checkpoints, sync_directory, write_synced
-from momentum2.engine.together import any_process, is_first, on_first
+from momentum2.engine.together import any_process, broadcast_bytes, group_device, on_first, raise_together
 from momentum2.errors import UserError
 
+CONFIG = "config.yaml"
 Resume = Literal["auto", "never", "must"]
 
 
 @dataclass(frozen=True)
 class Run:
-    """An open run directory: this process, or process 0 of this job, is the only one that works in it."""
+    """An open run directory: no other job works in it."""
 
-    directory: Path
+    path: Path
     checkpoints: Checkpoints
 
     def check_space(self, method: nn.Module) -> None:
@@ -36,15 +37,14 @@ class Run:
         on_first(lambda: self._check_space(method))
 
     def _check_space(self, method: nn.Module) -> list[bytes]:
-        state = [t for t in method.state_dict().values() if isinstance(t, torch.Tensor)]
-        trained = [p for p in method.parameters() if p.requires_grad]  # the optimizer keeps one tensor for each
-        size = sum(t.numel() * t.element_size() for t in state + trained)
+        trained = [p for p in method.parameters() if p.requires_grad]  # each has one in the optimizer
+        size = sum(t.numel() * t.element_size() for t in [*method.state_dict().values(), *trained])
         to_come = max(1, self.checkpoints.keep + 1 - len(self.checkpoints.steps()))
-        free = shutil.disk_usage(self.directory).free
+        free = shutil.disk_usage(self.path).free
         if free < to_come * size:
             raise UserError(
-                f"The checkpoints need {to_come * size / 1e9:.3g} GB in {self.directory} and {free / 1e9:.3g} GB are "
-                "free; make room, lower --train.keep or choose another --out."
+                f"{self.path} needs {to_come * size / 1e9:.3g} GB for checkpoints and has {free / 1e9:.3g} "
+                "GB free; make room, lower --train.keep or choose another --out."
             )
         return []
 
@@ -53,31 +53,109 @@ class Run:
 def open_run(out: Path, config: Config, resume: Resume) -> Iterator[Run]:
     """Create or reopen the run in `out`, or say in one sentence, on all processes, why not.
 
-    Process 0 holds the lock of the directory and writes `config.yaml`; nothing that exists is ever deleted.
+    Process 0 holds the lock of the directory and writes `config.yaml`. Nothing that exists is deleted.
     """
     run = Run(out, Checkpoints(out / "checkpoints", config.train.keep, _config_hash(config)))
-    exists = (out / "config.yaml").exists()
-    elsewhere = bool(any_process(torch.tensor(exists, dtype=torch.uint8, device=_flag_device()))) and not exists
-    lock: list[int] = []
+    exists = (out / CONFIG).exists()
+    seen = torch.tensor(exists, dtype=torch.uint8, device=group_device())
+    elsewhere = bool(any_process(seen)) and not exists
+    with ExitStack() as held:
 
-    def prepare() -> list[bytes]:
-        if elsewhere:
-            raise UserError(
-                f"{out} exists on another machine but not on that of process 0; put it on a file system that all "
-                "machines share, or start on the same machine first."
-            )
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            lock.append(_lock(out))
-            _check(run, config, resume)
-            _write_config(out, config)
-        except OSError as error:
-            raise UserError(f"{out} cannot be written to ({error.strerror}); choose another --out.") from None
-        return []
+        def prepare() -> list[bytes]:
+            if elsewhere:
+                raise UserError(
+                    f"{out} exists on another machine but not on that of process 0; put it on a file "
+                    "system that the machines share, or let process 0 run where it did before."
+                )
+            try:
+                out.mkdir(parents=True, exist_ok=True)
+                held.enter_context(_lock(out))
+                _check_resume(run, config, resume)
+                _write_config(out, config)
+            except OSError as error:
+                raise UserError(
+                    f"{out} cannot be written to ({error.strerror}); choose another --out."
+                ) from None
+            return []
 
-    try:
         on_first(prepare)
+        _check_same_settings(run)
         yield run
-    finally:
-        for descriptor in lock:
-            os.close(descriptor)
+
+
+@contextmanager
+def _lock(out: Path) -> Iterator[None]:
+    """Hold the run directory, by a record lock: it ends with the process, and no worker inherits it."""
+    with (out / ".lock").open("a+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            file.seek(0)
+            raise UserError(
+                f"{out} is in use by {file.read().strip() or 'another process'}; choose another --out."
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        yield
+
+
+def _check_resume(run: Run, config: Config, resume: Resume) -> None:
+    out, exists = run.path, (run.path / CONFIG).exists()
+    if resume == "never" and exists:
+        raise UserError(f"{out} has a run already; choose another --out, or --resume auto to go on with it.")
+    if resume == "must" and not run.checkpoints.steps():
+        raise UserError(
+            f"{out} has no checkpoint to resume from; check --out, or use --resume auto to start."
+        )
+    if exists:
+        _check_config(out, config)
+    elif run.checkpoints.steps():
+        raise UserError(f"{out} has checkpoints but no {CONFIG} to compare with; choose another --out.")
+
+
+def _check_config(out: Path, config: Config) -> None:
+    try:
+        before = _flat(yaml.safe_load((out / CONFIG).read_text(encoding="utf-8")))
+    except (yaml.YAMLError, AttributeError, UnicodeDecodeError):
+        raise UserError(f"{out / CONFIG} is not a config; choose another --out.") from None
+    now = _flat(asdict(config))
+    differing = [
+        f"{name} was {before.get(name)}, now {now.get(name)}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name) and not _may_change(name)
+    ]
+    if differing:
+        raise UserError(
+            f"{out} was started with other settings ({'; '.join(differing)}); use those, or another --out."
+        )
+
+
+def _write_config(out: Path, config: Config) -> None:
+    temporary = out / f"{CONFIG}.tmp"
+    write_synced(temporary, yaml.safe_dump(asdict(config), sort_keys=False).encode())
+    temporary.replace(out / CONFIG)
+    sync_directory(out)
+
+
+def _check_same_settings(run: Run) -> None:
+    mine = run.checkpoints.config_hash
+    same = broadcast_bytes(mine.encode()).decode() == mine
+    raise_together(
+        None if same else "Not all processes were started with the same settings; use one command for all."
+    )
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """`{"train": {"seed": 0}}` as `{"train.seed": 0}`."""
+    return {f"{section}.{name}": value for section, part in settings.items() for name, value in part.items()}
+
+
+def _may_change(name: str) -> bool:
+    return name in MAY_CHANGE_ON_RESUME or name.split(".")[0] in MAY_CHANGE_ON_RESUME
+
+
+def _config_hash(config: Config) -> str:
+    """Hash of the settings that decide what is computed."""
+    fixed = {name: value for name, value in _flat(asdict(config)).items() if not _may_change(name)}
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()

@@ -11,51 +11,49 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from momentum2 import distributed
 from momentum2.errors import ProcessLost, UserError
-
-
-def is_first() -> bool:
-    """Whether this is process 0, the only one that writes files."""
-    return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def broadcast_bytes(payload: bytes, source: int = 0) -> bytes:
     """`payload` of process `source`, on all processes."""
-    if not dist.is_initialized():
+    if distributed.world_size() == 1:
         return payload
-    mine = dist.get_rank() == source
-    size = torch.tensor(len(payload) if mine else 0, device=_device())
+    mine = distributed.rank() == source
+    size = torch.tensor(len(payload) if mine else 0, device=group_device())
     dist.broadcast(size, source)
-    data = _to_tensor(payload) if mine else torch.empty(int(size), dtype=torch.uint8, device=_device())
+    data = _to_tensor(payload) if mine else torch.empty(int(size), dtype=torch.uint8, device=group_device())
     dist.broadcast(data, source)
     return payload if mine else _to_bytes(data)
 
 
 def gather_bytes(payload: bytes) -> list[bytes]:
     """The payloads of all processes, which must be equally long, on process 0; an empty list elsewhere."""
-    if not dist.is_initialized():
+    if distributed.world_size() == 1:
         return [payload]
     data = _to_tensor(payload)
-    parts = [torch.empty_like(data) for _ in range(dist.get_world_size())] if is_first() else None
+    parts = (
+        [torch.empty_like(data) for _ in range(distributed.world_size())] if distributed.is_main() else None
+    )
     dist.gather(data, parts)
     return [_to_bytes(part) for part in parts or []]
 
 
 def any_process(flags: Tensor) -> Tensor:
-    """Elementwise "or" of `flags` (0 or 1) over all processes, in one collective."""
-    if dist.is_initialized():
+    """Elementwise "or" of `flags` (uint8, 0 or 1) over all processes, in one collective."""
+    if distributed.world_size() > 1:
         dist.all_reduce(flags, dist.ReduceOp.MAX)
     return flags
 
 
 def raise_together(problem: str | None) -> None:
     """Raise a `UserError` on all processes if any of them has a problem: with the first one's sentence."""
-    if not dist.is_initialized():
+    if distributed.world_size() == 1:
         if problem:
             raise UserError(problem)
         return
-    world = dist.get_world_size()
-    who = torch.tensor(dist.get_rank() if problem else world, device=_device())
+    world = distributed.world_size()
+    who = torch.tensor(distributed.rank() if problem else world, device=group_device())
     dist.all_reduce(who, dist.ReduceOp.MIN)
     if int(who) < world:
         raise UserError(broadcast_bytes((problem or "").encode(), source=int(who)).decode())
@@ -65,14 +63,14 @@ def on_first(work: Callable[[], list[bytes]]) -> list[bytes]:
     """Run `work` on process 0; its result, or its `UserError`, reaches all processes."""
     result: list[bytes] = []
     problem = None
-    if is_first():
+    if distributed.is_main():
         try:
             result = work()
         except UserError as error:
             problem = str(error)
     raise_together(problem)
     count = int.from_bytes(broadcast_bytes(len(result).to_bytes(8, "big")), "big")
-    return [broadcast_bytes(result[i] if is_first() else b"") for i in range(count)]
+    return [broadcast_bytes(result[i] if distributed.is_main() else b"") for i in range(count)]
 
 
 @contextmanager
@@ -81,10 +79,10 @@ def lost_process() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not dist.is_initialized() or not _is_lost_peer(error):
+        if distributed.world_size() == 1 or not _is_lost_peer(error):
             raise
         raise ProcessLost(
-            f"Process {dist.get_rank()} lost the connection to another process, which has probably died; "
+            f"Process {distributed.rank()} lost the connection to another process, which has probably died; "
             "run the same command again to go on from the last checkpoint."
         ) from error
 
@@ -96,15 +94,16 @@ def _is_lost_peer(error: RuntimeError) -> bool:
     return any(sign in text for sign in ("gloo", "connection reset", "connection closed", "broken pipe"))
 
 
-def _device() -> torch.device:
-    """Where the process group wants its tensors."""
-    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+def group_device() -> torch.device:
+    """Where collectives want their tensors."""
+    nccl = distributed.world_size() > 1 and dist.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
 
 def _to_tensor(payload: bytes) -> Tensor:
     if not payload:
-        return torch.empty(0, dtype=torch.uint8, device=_device())
-    return torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(_device())
+        return torch.empty(0, dtype=torch.uint8, device=group_device())
+    return torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(group_device())
 
 
 def _to_bytes(data: Tensor) -> bytes:

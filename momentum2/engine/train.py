@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 from momentum2 import distributed
 from momentum2.config import MonitorConfig, OptimConfig, TrainConfig
 from momentum2.engine.alarms import Alarms
-from momentum2.engine.checkpoint import Checkpoints, collect, restore
+from momentum2.engine.checkpoint import collect, restore
 from momentum2.engine.device import cpu_threads, memory_gb, use_bf16
 from momentum2.engine.logging import Log, Meter, spread
 from momentum2.engine.run import Run
@@ -56,8 +56,8 @@ def fit(job: Job, run: Run) -> bool:
     """Train to the end, from the run's newest checkpoint if it has one; False if a signal stopped it before."""
     method, t, device, world = job.method, job.train, job.device, distributed.world_size()
     optimizer = build_optimizer(method, job.optim)
-    checkpoints = Checkpoints(run.checkpoints, t.keep)
-    saved = checkpoints.load()
+    run.check_space(method)
+    saved = run.checkpoints.load()
     start = saved.step if saved else 0
     if saved:
         restore(method, optimizer, saved)
@@ -71,7 +71,7 @@ def fit(job: Job, run: Run) -> bool:
     if t.compile:
         model = torch.compile(model)  # type: ignore[assignment]
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=use_bf16(t.precision, device))
-    log = Log(run.path, start, job.steps, job.steps_per_epoch, job.monitor.tensorboard)
+    log = Log(run.directory, start, job.steps, job.steps_per_epoch, job.monitor.tensorboard)
     alarms, meter, stop = Alarms(job.monitor), Meter(), False
     with log, StopSignal() as signal, job.batches(start) as batches:
         if job.validate and start == 0:
@@ -86,12 +86,13 @@ def fit(job: Job, run: Run) -> bool:
             for i in range(t.accumulate):
                 inputs = batch.inputs(i, t.accumulate)
                 wait_for_last = world > 1 and i < t.accumulate - 1
-                with model.no_sync() if wait_for_last else nullcontext(), autocast:
-                    output = model(*inputs)
-                (output.loss / t.accumulate).backward()
+                with model.no_sync() if wait_for_last else nullcontext():
+                    with autocast:
+                        output = model(*inputs)
+                    (output.loss / t.accumulate).backward()
                 loss += output.loss.detach() / t.accumulate
             norm = clip_grad_norm_(parameters, job.optim.clip_norm or float("inf"))
-            stop = signal.check(loss + norm, k, checkpoints)  # the same answer on all processes
+            stop = signal.check(loss + norm, k, run.checkpoints)  # the same answer on all processes
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             done = k + 1
@@ -100,16 +101,17 @@ def fit(job: Job, run: Run) -> bool:
             method.after_step(k)
             meter.count(batch.size, batch.wait)
             if look:
+                distributed.all_reduce_mean_([loss])
                 values = {name: float(value) for name, value in watched.items()}
                 values |= {"lr": lr, **spread(output.z), **meter.read(), "memory_gb": memory_gb(device)}
                 log.metrics(done, values)
-                for sentence in alarms.check(done, values):
+                for sentence in alarms.check(values):
                     log.alarm(done, sentence)
             if job.validate and (done == job.steps or (job.validate_every and done % job.validate_every == 0)):
                 log.metrics(done, job.validate())
                 method.train()
             if done == job.steps or done % t.checkpoint_every == 0 or stop:
-                checkpoints.save(done, *collect(method, optimizer), {"threads": threads})
+                run.checkpoints.save(done, *collect(method, optimizer), {"threads": threads})
             if stop:
                 break
     return not stop

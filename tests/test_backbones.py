@@ -1,0 +1,201 @@
+"""Encoders keep torchvision's names and initial weights; weights load strictly and safely."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from momentum2 import backbones
+from momentum2._torchvision import torchvision
+from momentum2.errors import UserError
+
+models = torchvision.models
+
+
+def output_of(encoder: nn.Module, side: int) -> torch.Tensor:
+    with torch.no_grad():
+        return encoder.eval()(torch.randn(2, 3, side, side))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_a_resnet_is_torchvisions_without_fc(name: str) -> None:
+    torch.manual_seed(0)
+    encoder = backbones.build(name)
+    torch.manual_seed(0)
+    reference = models.get_model(name, weights=None)
+    expected = {k: v for k, v in reference.state_dict().items() if not k.startswith("fc.")}
+    state = encoder.state_dict()
+    assert list(state) == list(expected)
+    assert all(torch.equal(state[k], expected[k]) for k in expected)  # also: no BN statistic has moved
+    assert encoder.training
+    assert encoder.feature_dim == reference.fc.in_features
+    reference.fc = nn.Identity()
+    x = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(encoder.eval()(x), reference.eval()(x), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "feature_dim"),
+    [
+        ("densenet121", 1024),
+        ("efficientnet_b0", 1280),
+        ("googlenet", 1024),
+        ("inception_v3", 2048),
+        ("mnasnet0_5", 1280),
+        ("mobilenet_v2", 1280),
+        ("mobilenet_v3_small", 576),
+        ("regnet_x_400mf", 400),
+        ("regnet_y_400mf", 440),
+        ("resnext50_32x4d", 2048),
+        ("shufflenet_v2_x0_5", 1024),
+        ("vgg11_bn", 512),
+    ],
+)
+def test_families(name: str, feature_dim: int) -> None:
+    encoder = backbones.build(name)
+    counters = [b for n, b in encoder.named_buffers() if n.endswith("num_batches_tracked")]
+    assert counters
+    assert all(c == 0 for c in counters)
+    assert encoder.feature_dim == feature_dim
+    x = torch.randn(2, 3, 96, 96)
+    features = encoder(x)  # training mode
+    assert features.shape == (2, feature_dim)
+    features.square().sum().backward()
+    assert all(p.grad is not None for p in encoder.parameters())  # nothing of the classifier is left
+
+
+@pytest.mark.parametrize(("stem", "map_side"), [("imagenet", 16), ("cifar", 64), ("small", 32)])
+def test_stems(stem: str, map_side: int) -> None:
+    encoder = backbones.build("resnet18", stem=stem)
+    seen = []
+    encoder.layer1.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    assert output_of(encoder, 64).shape == (2, 512)
+    assert seen[0] == (2, 64, map_side, map_side)
+    assert encoder.state_dict().keys() == backbones.build("resnet18").state_dict().keys()
+
+
+@pytest.mark.parametrize(("name", "width"), [("resnet18", 0.25), ("resnet18", 2), ("resnext50_32x4d", 0.5)])
+def test_width_multiplies_every_channel_count(name: str, width: float) -> None:
+    plain, scaled = backbones.build(name), backbones.build(name, stem="small", width=width)
+    assert scaled.feature_dim == plain.feature_dim * width
+    assert output_of(scaled, 32).shape == (2, scaled.feature_dim)
+    a, b = plain.state_dict(), scaled.state_dict()
+    assert list(a) == list(b)
+    for key in a:
+        if a[key].dim() > 0:
+            assert b[key].shape[0] == a[key].shape[0] * width, key
+
+
+def test_scaled_resnets_start_like_torchvisions() -> None:
+    torch.manual_seed(0)
+    encoder = backbones.build("resnet18", stem="cifar", width=0.5)
+    for name, module in encoder.named_modules():
+        if isinstance(module, nn.Conv2d):
+            fan_out = module.out_channels * module.kernel_size[0] * module.kernel_size[1]
+            assert module.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.1), name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "resnet5"}, "resnet50"),
+        ({"name": "my_network"}, "try"),
+        ({"name": "squeezenet1_1"}, "batch norm"),
+        ({"name": "swin_t"}, "batch norm"),
+        ({"name": "convnext_tiny"}, "batch norm"),
+        ({"name": "maxvit_t"}, "batch norm"),
+        ({"name": "mobilenet_v2", "stem": "cifar"}, "Only ResNets"),
+        ({"name": "mobilenet_v2", "width": 0.5}, "Only ResNets"),
+        ({"name": "resnet18", "width": 0.3}, "whole channel"),
+        ({"name": "resnet18", "width": 0.0}, "whole channel"),
+        ({"name": "resnext50_32x4d", "width": 0.125}, "whole channel"),
+    ],
+)
+def test_wrong_wishes_are_one_sentence(arguments: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        backbones.build(**arguments)
+
+
+@pytest.fixture
+def source() -> nn.Module:
+    """A whole torchvision network, classifier included, with statistics that are not the initial ones."""
+    network = models.resnet18(weights=None)
+    network(torch.randn(4, 3, 32, 32))
+    return network
+
+
+def same(encoder: nn.Module, source: nn.Module) -> bool:
+    expected = source.state_dict()
+    return all(torch.equal(v, expected[k]) for k, v in encoder.state_dict().items())
+
+
+@pytest.mark.parametrize("with_fc", [True, False])
+def test_weights_load_from_both_formats(tmp_path: Path, source: nn.Module, with_fc: bool) -> None:
+    state = {k: v for k, v in source.state_dict().items() if with_fc or not k.startswith("fc.")}
+    torch.save(state, tmp_path / "w.pth")
+    save_file(state, tmp_path / "w.safetensors", metadata={"backbone": "resnet18"})
+    for file in ("w.pth", "w.safetensors"):
+        encoder = backbones.build("resnet18")
+        assert not same(encoder, source)
+        backbones.load_weights(encoder, tmp_path / file)
+        assert same(encoder, source)
+
+
+def test_old_files_without_batch_counters_load(tmp_path: Path, source: nn.Module) -> None:
+    state = {k: v for k, v in source.state_dict().items() if not k.endswith("num_batches_tracked")}
+    torch.save(state, tmp_path / "old.pth")
+    encoder = backbones.build("resnet18")
+    backbones.load_weights(encoder, str(tmp_path / "old.pth"))
+    assert torch.equal(encoder.bn1.running_mean, source.bn1.running_mean)
+    assert encoder.bn1.num_batches_tracked == 0
+
+
+def test_every_kind_of_mismatch_is_listed_and_nothing_is_loaded(tmp_path: Path, source: nn.Module) -> None:
+    state = dict(source.state_dict())
+    state["conv1.weight"] = torch.zeros(64, 3, 3, 3)
+    state["stranger"] = torch.zeros(1)
+    del state["layer1.0.conv1.weight"]
+    save_file(state, tmp_path / "w.safetensors")
+    encoder = backbones.build("resnet18")
+    before = {k: v.clone() for k, v in encoder.state_dict().items()}
+    with pytest.raises(UserError) as caught:
+        backbones.load_weights(encoder, tmp_path / "w.safetensors")
+    message = str(caught.value)
+    assert "1 missing (layer1.0.conv1.weight)" in message
+    assert "1 unknown (stranger)" in message
+    assert "1 of another shape (conv1.weight)" in message
+    assert all(torch.equal(v, before[k]) for k, v in encoder.state_dict().items())
+
+
+class Touch:
+    """Unpickling it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def test_a_pickle_that_runs_code_is_refused(tmp_path: Path) -> None:
+    torch.save({"conv1.weight": Touch(tmp_path / "ran")}, tmp_path / "evil.pth")
+    (tmp_path / "plain.pth").write_bytes(pickle.dumps(Touch(tmp_path / "ran")))
+    for file in ("evil.pth", "plain.pth"):
+        with pytest.raises(UserError, match="not a readable state dict"):
+            backbones.load_weights(backbones.build("resnet18"), tmp_path / file)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_unreadable_files_are_one_sentence(tmp_path: Path) -> None:
+    encoder = backbones.build("resnet18")
+    (tmp_path / "empty.pth").touch()
+    (tmp_path / "text.pth").write_text("hello")
+    (tmp_path / "text.safetensors").write_text("hello")
+    torch.save({"state_dict": encoder.state_dict()}, tmp_path / "nested.pth")
+    for file in ("absent.pth", "empty.pth", "text.pth", "text.safetensors", "nested.pth"):
+        with pytest.raises(UserError, match=file):
+            backbones.load_weights(encoder, tmp_path / file)

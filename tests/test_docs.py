@@ -1,0 +1,79 @@
+"""Every command and every program in README and docs is run, in order, in a directory with a few photos.
+
+Blocks marked `sh` and `python` are run; `text` blocks are for what cannot be run here (clusters) or is run
+elsewhere (`make test` runs this). Training commands get a few options more, so that they end in seconds.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+TINY = "--train.steps 2 --train.batch_size 8 --model.width 0.125 --model.projector_hidden 32 --train.threads 1"
+SHORTER = {
+    "momentum2 pretrain ": TINY,
+    "momentum2 plan ": "--model.width 0.125",
+}
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return re.findall(r"^```(sh|python)\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def shorter(line: str) -> str:
+    """A command with what makes it quick; tests/test_package.py installs the package for real."""
+    if line.startswith("pip install"):
+        return "true"
+    for start, options in SHORTER.items():
+        if start in line:
+            return f"{line} {options}"
+    return line
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    """A directory as a reader has it: photos in two folders, and the commands on the path."""
+    rng = np.random.default_rng(0)
+    for name in ("cats", "dogs"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(12):
+            pixels = rng.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.jpg")
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, module in (("momentum2", "-m momentum2"), ("torchrun", "-m torch.distributed.run"), ("python", "")):
+        script = commands / name
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
+        script.chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
+def test_commands_of(page: Path, workplace: Path):
+    environment = dict(
+        os.environ,
+        PATH=f"{workplace / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        PYTHONPATH=str(ROOT),
+        XDG_CACHE_HOME=str(workplace / "cache"),
+        OMP_NUM_THREADS="1",
+    )
+    for language, text in blocks(page):
+        if language == "sh":
+            joined = text.replace("\\\n", " ")
+            script = "\n".join(shorter(line) for line in joined.splitlines())
+            command = ["bash", "-euo", "pipefail", "-c", script]
+        else:
+            command = [sys.executable, "-c", text]
+        result = subprocess.run(
+            command, cwd=workplace, env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert result.returncode == 0, f"{text}\n{result.stdout}\n{result.stderr}"
