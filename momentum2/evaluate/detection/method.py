@@ -1,0 +1,43 @@
+"""A detector as the training loop sees it."""
+
+import torch
+from torch import Tensor, nn
+
+from momentum2.evaluate.detection.targets import Detections, Target
+from momentum2.methods import Method
+from momentum2.methods.method import Output
+from momentum2.schedules import Schedule
+
+
+class Detector(Method):
+    """One of torchvision's detectors with labels from 0.
+
+    Args:
+        schedule: Of the run.
+        model: The detector.
+        background: The model has a class 0 of its own, the background.
+    """
+
+    def __init__(self, schedule: Schedule, model: nn.Module, background: bool) -> None:
+        super().__init__(schedule)
+        self.model = model
+        self.first_label = 1 if background else 0
+
+    def forward(self, images: list[Tensor], targets: list[Target]) -> Output:  # type: ignore[override]
+        """Sum of the detector's losses; images are (3, h, w) in [0, 1]."""
+        shifted = [{**target, "labels": target["labels"] + self.first_label} for target in targets]
+        losses: dict[str, Tensor] = self.model(images, shifted)
+        metrics = {name.removeprefix("loss_"): loss.detach() for name, loss in losses.items()}
+        return Output(torch.stack(list(losses.values())).sum(), None, metrics)
+
+    @torch.no_grad()
+    def detect(self, image: Tensor) -> Detections:
+        """What one image (3, h, w) in [0, 1] shows, best first; in evaluation mode."""
+        (found,) = self.model([image])
+        result: Detections = {**found, "labels": found["labels"] - self.first_label}
+        if "masks" in found:
+            result["masks"] = found["masks"][:, 0] > 0.5  # the probability of each pixel
+        return result
+
+    def encoders(self) -> dict[str, nn.Module]:
+        return {"student": self.model.get_submodule("backbone.body")}
