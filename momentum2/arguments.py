@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from difflib import get_close_matches
+from pathlib import Path
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
@@ -28,7 +29,9 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
 
 def add_config(parser: ArgumentParser, defaults: Config) -> None:
     """Add `--config FILE` and a flag for every field of `Config`."""
-    parser.add_argument("--config", action="config", help="YAML file of settings, such as a run's config.yaml")
+    parser.add_argument(
+        "--config", action="config", help="YAML file of settings, such as a run's config.yaml"
+    )
     parser.add_class_arguments(Config, None, as_group=True, sub_configs=False)
     parser.set_defaults(asdict(defaults))
 
@@ -37,6 +40,13 @@ def read_config(parser: ArgumentParser, options: Namespace) -> Config:
     """The `Config` in parsed options."""
     values = parser.instantiate(options)
     return Config(**{f.name: values[f.name] for f in fields(Config)})
+
+
+def config_from_file(path: Path) -> Config:
+    """The `Config` in a YAML file, such as a run's `config.yaml`; what it leaves out has its default."""
+    parser = make_parser("", "")
+    add_config(parser, Config())
+    return read_config(parser, parse(parser, ["--config", str(path)]))
 
 
 def _sentence(message: str, parser: ArgumentParser) -> str:
@@ -52,7 +62,11 @@ def _sentence(message: str, parser: ArgumentParser) -> str:
     wrong = re.match(r'Parser key "([\w.]+)":(.*)(?:Got|Given) value: (.*)', message, re.DOTALL)
     if wrong:
         key, expected, value = wrong.groups()
-        kinds = [", ".join(c.strip("' ") for c in m.split(",")) for m in re.findall(r"Literal\[(.*?)\]", expected)]
-        kinds += [_TYPES[t] for t in re.findall(r"<class '(\w+)'>", expected.split("Errors:")[0]) if t in _TYPES]
+        kinds = [
+            ", ".join(c.strip("' ") for c in m.split(",")) for m in re.findall(r"Literal\[(.*?)\]", expected)
+        ]
+        kinds += [
+            _TYPES[t] for t in re.findall(r"<class '(\w+)'>", expected.split("Errors:")[0]) if t in _TYPES
+        ]
         return f"--{key} takes {' or '.join(dict.fromkeys(kinds))}, not {value.strip()!r}."
     return " ".join(message.replace("Parser key ", "").split()).rstrip(".") + "."

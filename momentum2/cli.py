@@ -14,7 +14,7 @@ from rich.table import Table
 from momentum2 import __version__
 from momentum2.arguments import add_config, make_parser, parse, read_config
 from momentum2.config import Config, Resume
-from momentum2.errors import UserError
+from momentum2.errors import ProcessLost, SaidElsewhere, UserError
 from momentum2.recipes import RECIPES, find
 
 
@@ -23,9 +23,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(arguments)
+    except SaidElsewhere:
+        return 2
     except UserError as error:
         print(f"momentum2: {error}", file=sys.stderr)
         return 2
+    except ProcessLost as error:  # nobody's mistake: torchrun may restart us
+        print(f"momentum2: {error}", file=sys.stderr)
+        return 1
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

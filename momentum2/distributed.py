@@ -5,11 +5,15 @@ Everything here is free in a single process: no collective, no copy. Several pro
 """
 
 import os
+import time
+import uuid
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 
 def rank() -> int:
@@ -34,12 +38,38 @@ def setup(device: torch.device) -> None:
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
+    store, rank, world = _fresh_store()
     if device.type != "cuda":
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         return
     index = int(os.environ["LOCAL_RANK"]) if device.index is None else device.index
     torch.cuda.set_device(index)
-    dist.init_process_group("nccl", device_id=torch.device("cuda", index))
+    device = torch.device("cuda", index)
+    dist.init_process_group("nccl", store=store, rank=rank, world_size=world, device_id=device)
+
+
+def _fresh_store() -> tuple[Store, int, int]:
+    """torchrun's store under a name that is new for this start of the processes; rank; number of processes.
+
+    torchrun keeps one store through its restarts; processes that read the addresses of their dead
+    predecessors there fail or wait for ever. Its count of restarts differs between machines, so it cannot
+    tell the starts apart. Process 0 therefore draws a name, and gives it to each process that has greeted it
+    with a key of its own, until all have taken it. An old greeting may be answered too; no one waits for that.
+    """
+    store, rank, world = next(rendezvous("env://"))
+    name = uuid.uuid4().hex
+    if rank == 0:
+        while store.add(f"{name}/joined", 0) < world - 1:
+            for r in range(1, world):
+                if store.check([f"greeting/{r}"]):
+                    store.set(f"answer/{store.get(f'greeting/{r}').decode()}", name)
+            time.sleep(0.01)
+    else:
+        key = name
+        store.set(f"greeting/{rank}", key)
+        name = store.get(f"answer/{key}").decode()
+        store.add(f"{name}/joined", 1)
+    return PrefixStore(name, store), rank, world
 
 
 def teardown() -> None:

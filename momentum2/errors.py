@@ -8,5 +8,9 @@ class UserError(Exception):
     """
 
 
+class SaidElsewhere(UserError):
+    """A `UserError` that several processes raise and another one of them prints."""
+
+
 class ProcessLost(Exception):
     """Another process of the run has died. The command line prints the message and exits with code 1."""

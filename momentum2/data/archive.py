@@ -19,7 +19,7 @@ from momentum2.errors import UserError
 class Archive(Dataset):
     """Images inside a .tar or .zip, read in place.
 
-    `places` is (n, 2): where a member's bytes begin and how many they are in a tar; its number and size in a zip.
+    `places` is (n, 2), a member's first byte (in a tar) or number (in a zip) and its size.
     """
 
     def __init__(
@@ -41,14 +41,7 @@ class Archive(Dataset):
         refuse_large(size)
         try:
             return Encoded(self._from_zip(place) if self.is_zip else self._from_tar(place, size))
-        except (
-            OSError,
-            RuntimeError,
-            zipfile.BadZipFile,
-            zlib.error,
-            EOFError,
-            NotImplementedError,
-        ) as error:
+        except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
             raise BadImage(f"{type(error).__name__}: {error}") from error
 
     def stamp(self, index: int) -> str:
@@ -70,9 +63,8 @@ class Archive(Dataset):
         return zipfile.ZipFile(self.path)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            name: value for name, value in self.__dict__.items() if name != "_zip"
-        }  # each process opens its own
+        # Each process opens the file itself.
+        return {name: value for name, value in self.__dict__.items() if name != "_zip"}
 
 
 def open_archive(path: Path, split: str) -> Archive:

@@ -8,7 +8,7 @@ from typing import TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from momentum2.data.images import BadImage, Picture, Pixels
+from momentum2.data.images import Array, BadImage, Picture, Pixels
 from momentum2.errors import UserError
 
 Ints = NDArray[np.int64]
@@ -100,7 +100,8 @@ class Dataset(ABC):
                 except BadImage as reason:
                     self.bad[i] = str(reason)
                     self.check_bad()
-        raise AssertionError("check_bad() has not noticed that every image is bad")
+        self.check_bad()
+        raise AssertionError("every image is bad and yet that is tolerated")
 
     def check_bad(self, listed: int = 0, listed_in: str = "") -> None:
         """Raise a `UserError` if more images are bad than are tolerated, by `bad` or by a list of them."""
@@ -113,6 +114,24 @@ class Dataset(ABC):
                 f" {self.max_bad_fraction:g}), such as {self.names[first]} ({self.bad[first]}){where}:"
                 " mend or remove them, or raise --data.max_bad_fraction."
             )
+
+
+class FixedSize(Dataset):
+    """A data set that gives any number of its images, which have one size, at a time."""
+
+    @abstractmethod
+    def gather(self, indices: Ints) -> Pixels:
+        """uint8 (n, height, width, 3)."""
+
+    def picture(self, index: int) -> Picture:
+        return Array(self.gather(np.array([index]))[0])
+
+    def fetch(self, indices: Iterable[int]) -> tuple[Ints, list[Pixels] | Pixels]:
+        taken = np.asarray(indices, np.int64)
+        return taken, self.gather(taken)
+
+    def stamp(self, index: int) -> str:
+        return self.names[index]
 
 
 class Subset(Dataset):

@@ -73,13 +73,11 @@ def open_list(path: Path, split: str) -> Files:
 
     `path` is the file, or a folder with one file a split (train.txt, test.txt).
     """
-    if path.is_dir():
-        lists = {file.stem: file for file in sorted(path.glob("*.txt"))}
-    else:
-        lists = {"train": path}
+    lists = {file.stem: file for file in sorted(path.glob("*.txt"))} if path.is_dir() else {"train": path}
     if split not in lists or not lists[split].is_file():
         raise UserError(
-            f"There is no list of images for split {split!r} at {path} (found: {', '.join(lists) or 'no .txt file'}):"
+            f"There is no list of images for split {split!r} at {path}"
+            f" (found: {', '.join(lists) or 'no .txt file'}):"
             f" --data.root should be a text file of paths, or a folder with {split}.txt."
         )
     rows = {name: _read_list(file) for name, file in lists.items()}

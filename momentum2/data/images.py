@@ -38,7 +38,7 @@ class Picture(Protocol):
         """(height, width) of the upright picture."""
 
     def pixels(self, reduce: int = 1) -> Pixels:
-        """RGB; a file that can be decoded at 1/`reduce` of its size (2, 4, 8) may come as such, rounded up."""
+        """RGB; a file that can be decoded at 1/`reduce` of its size (2, 4, 8) may come so, rounded up."""
 
 
 class Array:

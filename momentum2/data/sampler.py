@@ -35,8 +35,9 @@ def seeded_subset(length: int, seed: int, count: int) -> Ints:
 
 @lru_cache(maxsize=2)
 def _permutation(length: int, seed: int, stream: int) -> Ints:
-    """0 to `length - 1`, shuffled. Sorted raw Philox words: NumPy promises those, not its own `permutation`."""
+    """0 to `length - 1`, shuffled by raw Philox words, whose values NumPy promises for ever."""
     key = np.array([seed % 2**64, stream], np.uint64)
-    order = np.argsort(np.random.Philox(key=key).random_raw(length), kind="stable")
+    counter = np.array([0, 0, 0, 1], np.uint64)  # apart from the words that the augmentation draws
+    order = np.argsort(np.random.Philox(key=key, counter=counter).random_raw(length), kind="stable")
     order.flags.writeable = False
     return order

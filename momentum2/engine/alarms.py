@@ -19,10 +19,10 @@ class Alarms:
         self._step_times: deque[float] = deque(maxlen=REMEMBERED)
         self._raised: set[str] = set()
 
-    def check(self, metrics: Mapping[str, float]) -> list[str]:
+    def check(self, step: int, metrics: Mapping[str, float]) -> list[str]:
         """A sentence for each thing that goes wrong and did not at the last call."""
         found = dict(self._find(metrics))
-        new = [sentence for name, sentence in found.items() if name not in self._raised]
+        new = [f"Step {step}: {sentence}" for name, sentence in found.items() if name not in self._raised]
         self._raised = set(found)
         return new
 

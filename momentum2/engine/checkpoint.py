@@ -99,10 +99,10 @@ class Checkpoints:
         self.directory.mkdir(parents=True, exist_ok=True)
         for leftover in self.directory.glob(f"{TEMPORARY}*"):
             shutil.rmtree(leftover)
-        final = self._path(step)
+        final = self.path(step)
         if final.exists():
             try:
-                self._read(final)
+                read_files(final)
                 return  # a run that was resumed here and stopped again before its next step
             except Damaged:
                 self._remove(final)
@@ -128,15 +128,15 @@ class Checkpoints:
         temporary.rename(final)
         sync_directory(self.directory)
         for old in [s for s in self.steps() if s <= step][: -self.keep]:
-            self._remove(self._path(old))
+            self._remove(self.path(old))
 
     def _newest(self) -> list[bytes]:
         """Contents of `FILES` of the newest undamaged checkpoint; empty if there is no checkpoint at all."""
         steps = self.steps()
         for step in reversed(steps):
-            path = self._path(step)
+            path = self.path(step)
             try:
-                files = self._read(path)
+                files = read_files(path)
             except Damaged as damage:
                 log.warning("%s is damaged (%s); falling back to the checkpoint before it.", path, damage)
                 continue
@@ -149,23 +149,7 @@ class Checkpoints:
             )
         return []
 
-    def _read(self, path: Path) -> list[bytes]:
-        """Contents of `FILES`, verified: right hashes, and safetensors that can be parsed."""
-        try:
-            manifest = json.loads((path / MANIFEST).read_bytes())
-            files = [(path / name).read_bytes() for name in FILES]
-            for name, data in zip(FILES, files, strict=True):
-                if manifest.get(name) != hashlib.sha256(data).hexdigest():
-                    raise Damaged(f"{name} is not what was written")
-            for data in files[1:]:
-                safetensors.torch.load(data)
-        except OSError as error:
-            raise Damaged(f"{Path(error.filename or path).name}: {error.strerror}") from None
-        except (ValueError, AttributeError, SafetensorError):
-            raise Damaged("its files cannot be parsed") from None
-        return files
-
-    def _path(self, step: int) -> Path:
+    def path(self, step: int) -> Path:
         return self.directory / f"step-{step:08d}"
 
     def _remove(self, path: Path) -> None:
@@ -182,6 +166,23 @@ class Checkpoints:
             f"The checkpoint of step {step} cannot be written to {self.directory} ({error.strerror}): "
             f"{intact}; mend that and run the same command again."
         )
+
+
+def read_files(path: Path) -> list[bytes]:
+    """Contents of `FILES` of one checkpoint, verified: right hashes, and safetensors that can be parsed."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        files = [(path / name).read_bytes() for name in FILES]
+        for name, data in zip(FILES, files, strict=True):
+            if manifest.get(name) != hashlib.sha256(data).hexdigest():
+                raise Damaged(f"{name} is not what was written")
+        for data in files[1:]:
+            safetensors.torch.load(data)
+    except OSError as error:
+        raise Damaged(f"{Path(error.filename or path).name}: {error.strerror}") from None
+    except (ValueError, AttributeError, SafetensorError):
+        raise Damaged("its files cannot be parsed") from None
+    return files
 
 
 def collect(

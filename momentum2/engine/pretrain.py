@@ -17,6 +17,7 @@ from momentum2.engine.encoder import EncoderCard, save_encoder
 from momentum2.engine.plan import Plan, describe, resolve
 from momentum2.engine.run import Resume, Run, open_run
 from momentum2.engine.train import Job, fit
+from momentum2.engine.together import lost_process
 from momentum2.errors import UserError
 from momentum2.methods import METHODS, Method
 from momentum2.seeds import derive
@@ -34,6 +35,7 @@ def build_method(config: Config, plan: Plan, classes: int) -> Method:
     return METHODS[config.method.name](config, plan.schedule, encoder, plan.devices, classes)
 
 
+@lost_process()
 def pretrain(config: Config, out: Path, resume: Resume = "auto", score: Score | None = None) -> bool:
     """Train as `config` says in the run directory `out`, going on from its newest checkpoint if there is one.
 

@@ -29,7 +29,7 @@ Resume = Literal["auto", "never", "must"]
 class Run:
     """An open run directory: no other job works in it."""
 
-    path: Path
+    directory: Path
     checkpoints: Checkpoints
 
     def check_space(self, method: nn.Module) -> None:
@@ -40,11 +40,11 @@ class Run:
         trained = [p for p in method.parameters() if p.requires_grad]  # each has one in the optimizer
         size = sum(t.numel() * t.element_size() for t in [*method.state_dict().values(), *trained])
         to_come = max(1, self.checkpoints.keep + 1 - len(self.checkpoints.steps()))
-        free = shutil.disk_usage(self.path).free
+        free = shutil.disk_usage(self.directory).free
         if free < to_come * size:
             raise UserError(
-                f"{self.path} needs {to_come * size / 1e9:.3g} GB for checkpoints and has {free / 1e9:.3g} "
-                "GB free; make room, lower --train.keep or choose another --out."
+                f"{self.directory} needs {to_come * size / 1e9:.3g} GB for checkpoints and has "
+                f"{free / 1e9:.3g} GB free; make room, lower --train.keep or choose another --out."
             )
         return []
 
@@ -101,7 +101,7 @@ def _lock(out: Path) -> Iterator[None]:
 
 
 def _check_resume(run: Run, config: Config, resume: Resume) -> None:
-    out, exists = run.path, (run.path / CONFIG).exists()
+    out, exists = run.directory, (run.directory / CONFIG).exists()
     if resume == "never" and exists:
         raise UserError(f"{out} has a run already; choose another --out, or --resume auto to go on with it.")
     if resume == "must" and not run.checkpoints.steps():

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from momentum2 import distributed
-from momentum2.errors import ProcessLost, UserError
+from momentum2.errors import ProcessLost, SaidElsewhere, UserError
 
 
 def broadcast_bytes(payload: bytes, source: int = 0) -> bytes:
@@ -32,15 +32,13 @@ def gather_bytes(payload: bytes) -> list[bytes]:
     if distributed.world_size() == 1:
         return [payload]
     data = _to_tensor(payload)
-    parts = (
-        [torch.empty_like(data) for _ in range(distributed.world_size())] if distributed.is_main() else None
-    )
-    dist.gather(data, parts)
-    return [_to_bytes(part) for part in parts or []]
+    parts = [torch.empty_like(data) for _ in range(distributed.world_size() if distributed.is_main() else 0)]
+    dist.gather(data, parts or None)
+    return [_to_bytes(part) for part in parts]
 
 
 def any_process(flags: Tensor) -> Tensor:
-    """Elementwise "or" of `flags` (uint8, 0 or 1) over all processes, in one collective."""
+    """Elementwise "or" of `flags` (0 or 1) over all processes, in one collective."""
     if distributed.world_size() > 1:
         dist.all_reduce(flags, dist.ReduceOp.MAX)
     return flags
@@ -56,7 +54,8 @@ def raise_together(problem: str | None) -> None:
     who = torch.tensor(distributed.rank() if problem else world, device=group_device())
     dist.all_reduce(who, dist.ReduceOp.MIN)
     if int(who) < world:
-        raise UserError(broadcast_bytes((problem or "").encode(), source=int(who)).decode())
+        sentence = broadcast_bytes((problem or "").encode(), source=int(who)).decode()
+        raise UserError(sentence) if int(who) == distributed.rank() else SaidElsewhere(sentence)
 
 
 def on_first(work: Callable[[], list[bytes]]) -> list[bytes]:
@@ -79,11 +78,11 @@ def lost_process() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if distributed.world_size() == 1 or not _is_lost_peer(error):
+        if not _is_lost_peer(error):
             raise
+        reason = str(error).strip().splitlines()[0]
         raise ProcessLost(
-            f"Process {distributed.rank()} lost the connection to another process, which has probably died; "
-            "run the same command again to go on from the last checkpoint."
+            f"Another process of this run was lost ({reason}); run the same command again to resume."
         ) from error
 
 

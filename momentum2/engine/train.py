@@ -105,7 +105,7 @@ def fit(job: Job, run: Run) -> bool:
                 values = {name: float(value) for name, value in watched.items()}
                 values |= {"lr": lr, **spread(output.z), **meter.read(), "memory_gb": memory_gb(device)}
                 log.metrics(done, values)
-                for sentence in alarms.check(values):
+                for sentence in alarms.check(done, values):
                     log.alarm(done, sentence)
             if job.validate and (done == job.steps or (job.validate_every and done % job.validate_every == 0)):
                 log.metrics(done, job.validate())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from momentum2.norms._moments import moments, normalise
+from momentum2.norms._functional import batch_norm
 from momentum2.norms.base import PlainBatchNorm
 
 Compat = Literal["paper", "official"]
@@ -71,21 +71,21 @@ class MomentumBatchNorm(PlainBatchNorm):
             return F.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
             )
-        mean, var = moments(input, self.devices)  # (devices, c)
-        if self.compat == "official":
-            n = input.numel() // (input.shape[1] * self.devices)
-            var = var * (n / max(n - 1, 1)) ** 2
-        # An overflown variance would turn the blend into NaN (0 · inf) where plain batch norm stays finite.
-        var = var.clamp(max=torch.finfo(var.dtype).max)
-        self._remember(mean.detach(), var.detach())
-        mean = self._alpha * mean + (1 - self._alpha) * self.running_mean
-        var = self._alpha * var + (1 - self._alpha) * self.running_var
-        return normalise(input, mean, var, self.weight, self.bias, self.eps)
+        return batch_norm(input, self.weight, self.bias, self.eps, self._statistics, self.devices)
 
-    def _remember(self, mean: Tensor, var: Tensor) -> None:
-        self._pending_mean += mean.mean(0)
-        self._pending_var += var.mean(0)
-        self._pending_count += 1
+    def _statistics(self, mean: Tensor, var: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """alpha · batch + (1 − alpha) · history, (devices, c) each; and the batch becomes pending."""
+        if self.compat == "official":
+            var = var * (n / max(n - 1, 1)) ** 2
+        # An overflown variance would blend to NaN (inf − inf) where plain batch norm stays finite.
+        var = var.clamp(max=torch.finfo(var.dtype).max)
+        with torch.no_grad():
+            self._pending_mean += mean.mean(0)
+            self._pending_var += var.mean(0)
+            self._pending_count += 1
+        alpha = self._alpha.to(mean.dtype)
+        mean = self.running_mean.to(mean.dtype).lerp(mean, alpha)
+        return mean, self.running_var.to(var.dtype).lerp(var, alpha)
 
     def pending(self) -> tuple[Tensor, Tensor]:
         """The mean of the statistics seen since the last commit, (c,) each; zeros if there were none."""
@@ -106,8 +106,8 @@ class MomentumBatchNorm(PlainBatchNorm):
         mean, var = self.pending()
         alpha = torch.where(self.num_batches_tracked == 0, 1.0, self._alpha)
         alpha = torch.where(some, alpha, 0.0)
-        self.running_mean.copy_(alpha * mean + (1 - alpha) * self.running_mean)
-        self.running_var.copy_(alpha * var + (1 - alpha) * self.running_var)
+        self.running_mean.lerp_(mean, alpha)
+        self.running_var.lerp_(var, alpha)
         self.num_batches_tracked += some
         self._pending_mean.zero_()
         self._pending_var.zero_()

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from momentum2.norms._moments import moments, normalise
+from momentum2.norms._functional import batch_norm
 from momentum2.norms.base import PlainBatchNorm
 
 
@@ -35,9 +35,11 @@ class SplitBatchNorm(PlainBatchNorm):
         if not self.training or self.devices == 1:
             return super().forward(input)
         self._check_input_dim(input)
-        mean, var = moments(input, self.devices)  # (devices, c)
-        self._track(mean[0], var[0], input.numel() // (input.shape[1] * self.devices))
-        return normalise(input, mean, var, self.weight, self.bias, self.eps)
+        return batch_norm(input, self.weight, self.bias, self.eps, self._statistics, self.devices)
+
+    def _statistics(self, mean: Tensor, var: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        self._track(mean[0], var[0] * (n / max(n - 1, 1)))
+        return mean, var
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, devices={self.devices}"  # type: ignore[no-untyped-call]

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from momentum2 import distributed
-from momentum2.norms._moments import moments, normalise
+from momentum2.norms._functional import batch_norm
 from momentum2.norms.base import PlainBatchNorm
 
 
@@ -34,17 +34,18 @@ class SyncedBatchNorm(PlainBatchNorm):
         if not self.training or distributed.world_size() == 1:
             return super().forward(input)
         self._check_input_dim(input)
-        mean, var, n = _over_processes(*moments(input), input.numel() // input.shape[1])
-        self._track(mean[0], var[0], n)
-        return normalise(input, mean, var, self.weight, self.bias, self.eps)
+        return batch_norm(input, self.weight, self.bias, self.eps, self._statistics)
 
-
-def _over_processes(mean: Tensor, var: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and var (1, c) of n values per channel here -> the same over all processes, and the total n."""
-    packed = torch.cat([mean, var, mean.new_full((1, 1), n)], dim=1)
-    means, variances, ns = torch.split(distributed.gather(packed), [mean.shape[1], mean.shape[1], 1], dim=1)
-    total = ns.sum()
-    share = ns / total  # (processes, 1)
-    whole = (share * means).sum(0, keepdim=True)
-    # Within the processes and between them: no difference of large squares.
-    return whole, (share * (variances + (means - whole).square())).sum(0, keepdim=True), total
+    def _statistics(self, mean: Tensor, var: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """Those of all processes, from the (1, c) of n values per channel here; one collective."""
+        packed = torch.cat([mean, var, mean.new_full((1, 1), n)], dim=1)
+        means, variances, ns = torch.split(
+            distributed.gather(packed), [mean.shape[1], mean.shape[1], 1], dim=1
+        )
+        total = ns.sum()
+        share = ns / total  # (processes, 1)
+        mean = (share * means).sum(0, keepdim=True)
+        # Within the processes and between them: no difference of large squares.
+        var = (share * (variances + (means - mean).square())).sum(0, keepdim=True)
+        self._track(mean[0], var[0] * (total / (total - 1).clamp(min=1)))
+        return mean, var

@@ -1,0 +1,318 @@
+"""Batches on the device, in an order and with draws that depend on (seed, step) alone."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice, tee
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from momentum2.augment import Draws, ViewSpec, draw
+from momentum2.data.assemble import Assemble, Done, Images, Job
+from momentum2.data.bad_images import report_bad
+from momentum2.data.dataset import Dataset, Ints
+from momentum2.data.sampler import batch_indices, steps_per_epoch
+from momentum2.data.workers import AHEAD, SharedMemory, Workers
+from momentum2.errors import UserError
+
+T = TypeVar("T")
+
+_PREFETCH = 2  # batches that wait for the consumer
+_JOB = 32  # samples that a worker does at a time, at most
+
+
+@dataclass(frozen=True)
+class Batch:
+    """This process's part of the batch of one step, n samples.
+
+    Attributes:
+        step: The optimizer step, or the number of the batch in an evaluation.
+        images: uint8 on the device, as `augment.render` takes them: whole images (n, 3, H, W), or for each
+            view its crops (n, 3, size, size).
+        draws: For each view the random decisions, on the CPU.
+        labels: int64 (n,) on the device, or None.
+        indices: int64 (n,) on the CPU: which images these are.
+        wait: Seconds for which the consumer had to wait.
+    """
+
+    step: int
+    images: Tensor | tuple[Tensor, ...]
+    draws: tuple[Draws, ...]
+    labels: Tensor | None
+    indices: Tensor
+    wait: float
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, rows: slice | Tensor) -> "Batch":
+        images = self.images[rows] if isinstance(self.images, Tensor) else tuple(i[rows] for i in self.images)
+        labels = None if self.labels is None else self.labels[rows]
+        draws = tuple(of_view[rows] for of_view in self.draws)
+        return Batch(self.step, images, draws, labels, self.indices[rows], self.wait)
+
+    def chunk(self, number: int, count: int) -> "Batch":
+        """Micro-batch `number` of `count`: consecutive samples."""
+        return self[len(self) * number // count : len(self) * (number + 1) // count]
+
+
+class Loader:
+    """Training batches for the steps from `start` to `stop`.
+
+    Iterating starts the processes and threads it needs and ends them when it is over; `close` (or leaving the
+    `with` block) ends them early.
+
+    Args:
+        dataset: The images.
+        specs: The views, for their draws and crops.
+        seed: Of order and draws.
+        batch_size: Samples per step over all processes.
+        rank: Which consecutive part of each batch is ours ...
+        world: ... of how many.
+        device: Where batches go.
+        workers: Decoding processes (used where there is something to decode or to crop).
+        start: The first step; starting later gives the same batches.
+        stop: The step before which to stop.
+        bad_images: Where to list unreadable images.
+        timeout: Seconds after which a worker process that gives nothing is an error.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        specs: tuple[ViewSpec, ...],
+        *,
+        seed: int,
+        batch_size: int,
+        stop: int,
+        start: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        device: torch.device | str = "cpu",
+        workers: int = 0,
+        bad_images: Path | None = None,
+        timeout: float = 300.0,
+    ) -> None:
+        steps_per_epoch(len(dataset), batch_size)  # refuses a batch that is too large
+        if batch_size % world:
+            raise UserError(
+                f"A batch of {batch_size} cannot be shared by {world} processes:"
+                f" make --train.batch_size a multiple of {world}."
+            )
+        self.steps = range(start, stop)
+        self._dataset, self._seed, self._batch_size, self._rank = dataset, seed, batch_size, rank
+        local = batch_size // world
+        task = Assemble(dataset, specs, seed, count=batch_size, local=local)
+        self._feed = _Feed(task, torch.device(device), workers, bad_images, timeout)
+        self._running: Generator[Batch, None, None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.close()
+        self._running = self._feed.run(self._plan())
+        return self._running
+
+    def close(self) -> None:
+        if self._running is not None:
+            self._running.close()
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _plan(self) -> Iterator["_Part"]:
+        first = self._rank * self._feed.task.local
+        for step in self.steps:
+            batch = batch_indices(len(self._dataset), self._seed, step, self._batch_size)
+            yield _Part(step, first, batch[first : first + self._feed.task.local])
+
+
+def iterate(
+    dataset: Dataset,
+    spec: ViewSpec,
+    batch_size: int,
+    *,
+    indices: Ints | None = None,
+    rank: int = 0,
+    world: int = 1,
+    device: torch.device | str = "cpu",
+    workers: int = 0,
+    bad_images: Path | None = None,
+) -> Iterator[Batch]:
+    """Every image once and in order, in batches of at most `batch_size`; unreadable ones are left out.
+
+    Args:
+        dataset: The images.
+        spec: The one view, usually without randomness.
+        batch_size: Samples at a time in this process.
+        indices: Only these images.
+        rank: Which consecutive part of them is ours ...
+        world: ... of how many.
+        device: Where batches go.
+        workers: Decoding processes.
+        bad_images: Where to list unreadable images.
+    """
+    every = np.arange(len(dataset)) if indices is None else np.asarray(indices, np.int64)
+    ours = np.array_split(every, world)[rank]
+    parts = [ours[start : start + batch_size] for start in range(0, len(ours), batch_size)]
+    task = Assemble(dataset, (spec,), 0, count=batch_size, local=batch_size)
+    feed = _Feed(task, torch.device(device), workers, bad_images)
+    with closing(feed.run(_Part(number, 0, part) for number, part in enumerate(parts))) as batches:
+        for part, batch in zip(parts, batches, strict=True):
+            kept = batch.indices == torch.from_numpy(part)
+            yield batch if kept.all() else batch[kept.nonzero()[:, 0]]
+
+
+class _Part(NamedTuple):
+    """What this process does for a step; `first` is the place of its first sample in the global batch."""
+
+    step: int
+    first: int
+    indices: Ints
+
+
+class _Host(NamedTuple):
+    """A batch in (pinned) memory of the host; images are (n, height, width, 3)."""
+
+    step: int
+    images: list[Tensor]
+    draws: tuple[Draws, ...]
+    taken: Ints
+
+
+@dataclass(frozen=True)
+class _Feed:
+    """The way of the batches from the data set to the device: [processes ->] thread -> consumer."""
+
+    task: Assemble
+    device: torch.device
+    workers: int
+    bad_images: Path | None
+    timeout: float = 300.0
+
+    def run(self, plan: Iterable[_Part]) -> Generator[Batch, None, None]:
+        dataset = self.task.dataset
+        report_bad(dataset, dict(dataset.bad), self.bad_images)
+        if self.workers == 0 or (dataset.in_memory and self.task.whole):
+            ready = self._collect(plan, partial(map, self.task), self.task, self.task.local, slots=1)
+            yield from self._deliver(ready, interrupt=lambda: None)
+            return
+        samples = min(_JOB, _divide_up(self.task.local, 2 * self.workers))
+        slots = 2 + _divide_up(AHEAD * self.workers, _divide_up(self.task.local, samples))
+        task = replace(self.task, memory=SharedMemory(slots * self.task.slot_bytes))
+        with Workers(task, self.workers, self._describe, self.timeout) as workers:
+            ready = self._collect(plan, workers.map, task, samples, slots)
+            yield from self._deliver(ready, workers.interrupt)
+
+    def _collect(
+        self,
+        plan: Iterable[_Part],
+        perform: Callable[[Iterable[Job]], Iterator[Done]],
+        task: Assemble,
+        samples: int,
+        slots: int,
+    ) -> Iterator[_Host]:
+        """Divide each part into jobs of `samples`, have them performed, and put the results together."""
+        ahead, behind = tee(enumerate(plan))
+        results = perform(
+            Job(part.step, part.first + row, row, number % slots, part.indices[row : row + samples])
+            for number, part in ahead
+            for row in range(0, len(part.indices), samples)
+        )
+        for number, part in behind:
+            done = list(islice(results, _divide_up(len(part.indices), samples)))
+            report_bad(
+                task.dataset, {i: why for each in done for i, why in each.bad.items()}, self.bad_images
+            )
+            taken = np.concatenate([each.taken for each in done])
+            images = done[0].images or [images[: len(taken)] for images in task.slot(number % slots)]
+            stop = part.first + len(taken)
+            draws = tuple(
+                draw(spec, task.seed, part.step, view, task.count, part.first, stop)
+                for view, spec in enumerate(task.specs)
+            )
+            yield _Host(part.step, [self._own(array) for array in images], draws, taken)
+
+    def _own(self, images: Images) -> Tensor:
+        """A copy of its own for what will be overwritten; pinned if a GPU is to fetch it."""
+        tensor = torch.from_numpy(images)
+        if self.device.type == "cuda":
+            return tensor.pin_memory()
+        return tensor if images.base is None else tensor.clone()
+
+    def _deliver(self, ready: Iterator[_Host], interrupt: Callable[[], None]) -> Iterator[Batch]:
+        labels = self.task.dataset.labels
+        with closing(_in_background(ready, interrupt)) as hosts:
+            while True:
+                begin = time.perf_counter()
+                host = next(hosts, None)
+                if host is None:
+                    return
+                wait = time.perf_counter() - begin
+                images = tuple(i.to(self.device, non_blocking=True).permute(0, 3, 1, 2) for i in host.images)
+                yield Batch(
+                    host.step,
+                    images[0] if self.task.whole else images,
+                    host.draws,
+                    None if labels is None else torch.from_numpy(labels[host.taken]).to(self.device),
+                    torch.from_numpy(host.taken),
+                    wait,
+                )
+
+    def _describe(self, job: Job) -> str:
+        names = self.task.dataset.names
+        return f"step {job.step}, images {', '.join(names[i] for i in job.indices[:3])} and what follows"
+
+
+def _in_background(source: Iterator[T], interrupt: Callable[[], None]) -> Generator[T, None, None]:
+    """The items of `source`, computed by a thread a few items ahead; `interrupt` wakes it if it waits."""
+    items: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(_PREFETCH)
+    stopped = threading.Event()
+
+    def put(item: T | None, error: BaseException | None) -> None:
+        while not stopped.is_set():
+            with suppress(queue.Full):
+                items.put((item, error), timeout=0.1)
+                return
+
+    def produce() -> None:
+        try:
+            for item in source:
+                put(item, None)
+                if stopped.is_set():
+                    return
+            put(None, None)
+        except BaseException as error:
+            put(None, error)
+
+    thread = threading.Thread(target=produce, name="momentum2-loader", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = items.get()
+            if error is not None:
+                raise error
+            if item is None:
+                return
+            yield item
+    finally:
+        stopped.set()
+        if thread.is_alive():
+            interrupt()
+        thread.join()
+
+
+def _divide_up(a: int, b: int) -> int:
+    return -(-a // b)

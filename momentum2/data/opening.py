@@ -1,0 +1,125 @@
+"""From a config section to a data set."""
+
+import zlib
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from momentum2.config import DataConfig
+from momentum2.data import shapes
+from momentum2.data.archive import open_archive
+from momentum2.data.binary import open_cifar, open_stl10
+from momentum2.data.cache import locked, packed
+from momentum2.data.dataset import Dataset, FixedSize, Ints, Subset
+from momentum2.data.files import open_folder, open_imagenet, open_list
+from momentum2.data.images import Pixels
+from momentum2.data.sampler import seeded_subset
+from momentum2.errors import UserError
+
+#: How many images `shapes` has in each split.
+SHAPES = {"train": 20_000, "test": 4_000}
+
+
+class Shapes(FixedSize):
+    """The drawn data set at one image size; it is the same everywhere, whatever the run's seed."""
+
+    def __init__(self, split: str, size: int) -> None:
+        if split not in SHAPES:
+            raise UserError(f"shapes has no split {split!r}: choose one of {', '.join(SHAPES)}.")
+        everything = np.arange(SHAPES[split])
+        labels = shapes.labels(everything, split=split)
+        super().__init__((f"{split}/{i:05d}" for i in everything), labels, shapes.CLASS_NAMES)
+        self.split = split
+        self.fixed_size = size, size
+
+    def gather(self, indices: Ints) -> Pixels:
+        assert self.fixed_size is not None
+        return shapes.render(indices, self.fixed_size[0], split=self.split)
+
+    def stamp(self, index: int) -> str:
+        return f"{self.names[index]} {self.fixed_size} {self._style}"
+
+    @cached_property
+    def _style(self) -> int:
+        """Other drawings, other number."""
+        return zlib.crc32(self.gather(np.arange(10)).tobytes())
+
+
+def open_dataset(data: DataConfig, split: str | None = None, seed: int = 0) -> Dataset:
+    """The images of a config section, ready to be read: from their cache if they have one.
+
+    Args:
+        data: What and where.
+        split: Another part than `data.split`, such as `data.test_split`.
+        seed: Of the order from which `data.train_size` takes its images (it concerns `data.split` only).
+    """
+    part = data.split if split is None else split
+    if data.download:
+        _download(data)
+    dataset = _open(data, part)
+    if data.train_size is not None and part == data.split:
+        if not 1 <= data.train_size <= len(dataset):
+            raise UserError(
+                f"data.train_size is {data.train_size:,} and there are {len(dataset):,} images:"
+                f" give a number from 1 to {len(dataset):,}."
+            )
+        dataset = Subset(dataset, seeded_subset(len(dataset), seed, data.train_size))
+    dataset = packed(dataset, data.name, data.cache, data.cache_dir)
+    dataset.max_bad_fraction = data.max_bad_fraction
+    return dataset
+
+
+def _open(data: DataConfig, split: str) -> Dataset:
+    if data.name == "shapes":
+        return Shapes(split, data.image_size)
+    root = _root(data)
+    match data.name:
+        case "folder":
+            return open_folder(root, split)
+        case "imagenet":
+            return open_imagenet(root, split)
+        case "archive":
+            return open_archive(root, split)
+        case "list":
+            return open_list(root, split)
+        case "cifar10" | "cifar100":
+            return open_cifar(root, split, 10 if data.name == "cifar10" else 100)
+        case "stl10":
+            return open_stl10(root, split)
+    raise UserError("No data is given: choose a kind with --data.name and its place with --data.root.")
+
+
+def _root(data: DataConfig) -> Path:
+    if data.root is None and data.name != "none":
+        raise UserError(f"Data of kind {data.name} needs a place: add --data.root PATH.")
+    root = Path(data.root or ".").expanduser()
+    if not root.exists():
+        raise UserError(f"{root} does not exist: check --data.root.")
+    return root
+
+
+def _download(data: DataConfig) -> None:
+    """Have torchvision fetch and unpack (but not unpickle) the published archive, if it is not there."""
+    from momentum2._torchvision import torchvision
+
+    datasets = torchvision.datasets
+    sources = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100, "stl10": datasets.STL10}
+    if data.name not in sources:
+        raise UserError(f"Data of kind {data.name} cannot be downloaded: remove --data.download.")
+    if data.root is None:
+        raise UserError(f"To download {data.name}, say where to: add --data.root FOLDER.")
+    source, root = sources[data.name], Path(data.root).expanduser()
+    root.mkdir(parents=True, exist_ok=True)
+    with locked(root / ".download.lock"):
+        if (root / source.base_folder).is_dir():
+            return
+        try:
+            datasets.utils.download_and_extract_archive(
+                source.url, root, filename=source.filename, md5=source.tgz_md5
+            )
+        except (OSError, RuntimeError) as error:
+            raise UserError(
+                f"{data.name} could not be downloaded from {source.url} ({error}):"
+                f" check the network, or fetch the file by hand and unpack it in {root}."
+            ) from error

@@ -1,0 +1,99 @@
+"""Features of a whole data set: every image once, in order, on any number of processes."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import chain, repeat
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+from momentum2 import distributed
+from momentum2.augment import ViewSpec, render
+from momentum2.backbones import Encoder
+from momentum2.config import Precision
+from momentum2.data import Batch, Dataset, iterate
+from momentum2.engine.device import use_bf16
+
+
+@dataclass(frozen=True)
+class Features:
+    """What an encoder makes of n images, on the CPU, in the order of the data set.
+
+    Args:
+        features: (n, d) float32.
+        indices: (n,) int64, which images these are; unreadable ones are left out.
+        labels: (n,) int64, or None if the data set has none.
+    """
+
+    features: Tensor
+    indices: Tensor
+    labels: Tensor | None
+
+
+@torch.no_grad()
+def extract(
+    encoder: Encoder,
+    dataset: Dataset,
+    spec: ViewSpec,
+    *,
+    batch_size: int = 256,
+    device: torch.device | str = "cpu",
+    precision: Precision = "fp32",
+    workers: int = 0,
+) -> Features:
+    """The features of all images, the same on every process; the encoder computes in evaluation mode.
+
+    Batch j is always images [j·B, (j+1)·B) and goes to process j mod world: one process and many compute the very
+    same batches, and the result is the same to the last bit.
+    """
+    device = torch.device(device)
+    rank, world = distributed.rank(), distributed.world_size()
+    batches = np.array_split(np.arange(len(dataset)), range(batch_size, len(dataset), batch_size))
+    ours = np.concatenate([np.empty(0, np.int64), *batches[rank::world]])
+    read = iterate(dataset, spec, batch_size, indices=ours, device=device, workers=workers)
+    bf16 = torch.autocast(device.type, torch.bfloat16, enabled=use_bf16(precision, device))
+    rows, kept = [], []
+    with closing(read), evaluating(encoder), _progress(len(dataset)) as advance:
+        for _, batch in zip(range(0, len(batches), world), chain(read, repeat(None)), strict=False):
+            x, indices = torch.empty(0, encoder.feature_dim, device=device), torch.empty(0, dtype=torch.int64)
+            if batch is not None and len(batch):
+                with bf16:
+                    x = encoder(_view(batch, spec)).float()
+                indices = batch.indices
+            rows.append(distributed.gather(x, even=False).cpu())
+            kept.append(distributed.gather(indices.to(device), even=False).cpu())
+            advance(batch_size * world)
+    found = torch.cat(kept)
+    labels = None if dataset.labels is None else torch.from_numpy(dataset.labels)[found]
+    return Features(torch.cat(rows), found, labels)
+
+
+def _view(batch: Batch, spec: ViewSpec) -> Tensor:
+    return render(batch.images, batch.draws, (spec,), channels_last=True)[0]
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, and each layer's own mode again after it."""
+    modes = [(m, m.training) for m in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for m, mode in modes:
+            m.training = mode
+
+
+@contextmanager
+def _progress(images: int) -> Iterator[Callable[[int], None]]:
+    """A bar on the terminal of the main process, gone when it is done."""
+    console = Console(stderr=True)
+    columns = (TextColumn("features"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    shown = console.is_terminal and distributed.is_main()
+    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
+        task = progress.add_task("", total=images)
+        yield lambda count: progress.advance(task, count)

@@ -1,0 +1,50 @@
+"""Weighted k nearest neighbours: the accuracy of features without training anything."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from momentum2.errors import UserError
+
+_BLOCK = 2**25  # similarities that are in memory at a time
+
+
+def knn_scores(
+    bank: Tensor, bank_labels: Tensor, queries: Tensor, classes: int, k: int = 20, temperature: float = 0.07
+) -> Tensor:
+    """Votes of the k nearest neighbours, (m, classes) float64, on the device of the features.
+
+    A neighbour at cosine similarity s votes for its class with weight exp(s / temperature), here divided by
+    exp(1 / temperature), which no comparison notices. Among equally similar ones the first in the bank is nearer.
+
+    Args:
+        bank: (n, d) features whose classes are known.
+        bank_labels: (n,) int64.
+        queries: (m, d) features to classify.
+    """
+    if not 1 <= k <= len(bank):
+        raise UserError(f"k nearest neighbours out of {len(bank):,} images: choose k from 1 to {len(bank):,}, not {k}.")
+    if temperature <= 0:
+        raise UserError(f"The temperature of the votes must be above 0, not {temperature:g}.")
+    bank, labels = F.normalize(bank.float(), dim=1), bank_labels.to(bank.device)
+    parts = []
+    for block in F.normalize(queries.float(), dim=1).split(max(1, _BLOCK // len(bank))):
+        nearest, order = _top(block @ bank.T, k)  # b×k, nearest first
+        weights, voted = ((nearest.double() - 1) / temperature).exp(), labels[order]
+        votes = torch.zeros(len(block), classes, dtype=torch.float64, device=bank.device)
+        rows = torch.arange(len(block), device=bank.device)
+        for j in range(k):  # in this order, so that sums are the same bits on every device
+            votes[rows, voted[:, j]] += weights[:, j]
+        parts.append(votes)
+    return torch.cat(parts)
+
+
+def _top(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row and where they are; among equals at the edge, the first."""
+    values, order = similarity.topk(min(k + 1, similarity.shape[1]))
+    if values.shape[1] > k:
+        tied = values[:, k - 1] == values[:, k]  # topk chose any of them; the rest of the order decides nothing
+        if tied.any():
+            again = similarity[tied].sort(dim=1, descending=True, stable=True)
+            order[tied] = again.indices[:, : k + 1]
+    return values[:, :k], order[:, :k]

@@ -1,0 +1,57 @@
+"""kNN accuracy while a run trains."""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import nn
+
+from momentum2.augment import view_specs
+from momentum2.backbones import Encoder
+from momentum2.config import Config, ViewsConfig
+from momentum2.data import Dataset, open_dataset
+from momentum2.evaluate.features import Features, extract
+from momentum2.evaluate.knn import knn_scores
+from momentum2.evaluate.results import top1_top5
+
+Score = Callable[[dict[str, nn.Module]], dict[str, float]]
+
+
+def online_knn(config: Config) -> Score | None:
+    """A function from a method's encoders to `{"knn_top1": percent}` of the first of them, or None.
+
+    None if `config` asks for no kNN, or if its evaluation data has no labels. The data is opened here, once. What
+    it is given is left as it was found: modes of the layers, gradients and random state.
+    """
+    data, monitor = config.eval_data, config.monitor
+    if data.name == "none" or monitor.knn_every == 0:
+        return None
+    train, test = open_dataset(data, seed=config.train.seed), open_dataset(data, data.test_split)
+    if train.labels is None or test.labels is None:
+        return None
+    classes = 1 + int(max(train.labels.max(), test.labels.max()))
+    spec = view_specs(ViewsConfig("evaluation"), data.image_size)[0]
+
+    def features(encoder: Encoder, dataset: Dataset, device: torch.device) -> Features:
+        precision, batch = config.train.precision, config.train.batch_size
+        return extract(
+            encoder, dataset, spec, batch_size=batch, device=device, precision=precision, workers=data.workers
+        )
+
+    def score(encoders: dict[str, nn.Module]) -> dict[str, float]:
+        encoder = cast(Encoder, next(iter(encoders.values())))
+        device = next(encoder.parameters()).device
+        bank, queries = features(encoder, train, device), features(encoder, test, device)
+        assert bank.labels is not None
+        assert queries.labels is not None
+        votes = knn_scores(
+            bank.features.to(device),
+            bank.labels,
+            queries.features.to(device),
+            classes,
+            min(monitor.knn_k, len(bank.features)),
+            monitor.knn_temperature,
+        )
+        return {"knn_top1": top1_top5(votes, queries.labels.to(device))[0]}
+
+    return score

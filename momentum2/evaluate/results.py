@@ -1,0 +1,149 @@
+"""From class scores to the numbers that are printed and kept in `results.json`."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from momentum2.errors import UserError
+from momentum2.seeds import derive
+
+RESAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Accuracy on a test set, in percent.
+
+    Args:
+        top1: Share of the images whose first guess is right.
+        top5: Share whose right class is among the first five guesses; None with five classes or fewer.
+        low: Lower end of the 95 % bootstrap interval of top1.
+        high: Upper end of it.
+        per_class: top1 of each class that has test images.
+        images: Number of test images.
+    """
+
+    top1: float
+    top5: float | None
+    low: float
+    high: float
+    per_class: dict[str, float]
+    images: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """One evaluation of one network.
+
+    Args:
+        evaluation: What was done, such as `knn` or `linear`; with data and network it names the result.
+        data: The test images.
+        network: Whose features: `teacher`, `student`, `random initialisation`, `raw pixels`.
+        accuracy: The headline.
+        floors: top1 of the built-in baselines, by the same evaluation unless the name says otherwise.
+        settings: What the numbers depend on, and further numbers such as the best epoch.
+    """
+
+    evaluation: str
+    data: str
+    network: str
+    accuracy: Accuracy
+    floors: dict[str, float] = field(default_factory=dict)
+    settings: dict[str, float | int | str | None] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The key in `results.json`: evaluating the same thing again replaces it."""
+        return f"{self.evaluation} | {self.data} | {self.network}"
+
+
+def top1_top5(scores: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Percentages of rows whose label has the highest score, or one of the five highest (ties: lower class first)."""
+    ranks = _ranks(scores, labels)
+    return 100 * float((ranks < 1).double().mean()), 100 * float((ranks < 5).double().mean())
+
+
+def measure(scores: Tensor, labels: Tensor, class_names: Sequence[str], seed: int = 0) -> Accuracy:
+    """Accuracy of scores (m, classes) against labels (m,)."""
+    top1, top5 = top1_top5(scores, labels)
+    hits = (_ranks(scores, labels) < 1).cpu().numpy()
+    low, high = bootstrap_interval(hits, seed)
+    classes = labels.cpu().numpy()
+    per_class = {
+        name: round(100 * float(hits[classes == c].mean()), 4)
+        for c, name in enumerate(class_names)
+        if (classes == c).any()
+    }
+    five = round(top5, 4) if len(class_names) > 5 else None
+    return Accuracy(round(top1, 4), five, round(low, 4), round(high, 4), per_class, len(labels))
+
+
+def bootstrap_interval(hits: "np.ndarray[tuple[int], np.dtype[np.bool_]]", seed: int) -> tuple[float, float]:
+    """95 % percentile bootstrap of the mean of `hits`, in percent.
+
+    Resampling m zeros and ones with replacement gives a binomial number of ones, so that is what is drawn.
+    """
+    rng = np.random.Generator(np.random.PCG64(derive(seed, "bootstrap")))
+    means = rng.binomial(len(hits), hits.mean(), RESAMPLES) / len(hits)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return 100 * float(low), 100 * float(high)
+
+
+def _ranks(scores: Tensor, labels: Tensor) -> Tensor:
+    """How many classes come before the right one, (m,); NaN comes before everything."""
+    right = scores.gather(1, labels[:, None])
+    columns = torch.arange(scores.shape[1], device=scores.device)
+    before = ~(scores <= right) | ((scores == right) & (columns < labels[:, None]))
+    before.scatter_(1, labels[:, None], right.isnan())
+    return before.sum(1)
+
+
+def read_results(path: Path) -> dict[str, dict[str, object]]:
+    """What a `results.json` holds; nothing if there is none."""
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is not a file of results; move it away.")
+    return found
+
+
+def write_result(path: Path, result: Result) -> None:
+    """Add a result to `results.json`, in place of an earlier one of the same name, atomically."""
+    found = {**read_results(path), result.name: asdict(result)}
+    temporary = path.with_suffix(f".tmp{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); make it writable.") from None
+
+
+def print_result(result: Result, path: Path | None = None) -> None:
+    """Show a result on the terminal; `path` is where it was written."""
+    a, say = result.accuracy, Console(highlight=False, soft_wrap=True, markup=False).print
+    say(f"{result.evaluation} of the {result.network} on {result.data}, {a.images:,} images")
+    say(f"top-1  {a.top1:.2f} %  (95 % interval {a.low:.2f} to {a.high:.2f})")
+    if a.top5 is not None:
+        say(f"top-5  {a.top5:.2f} %")
+    for floor, top1 in result.floors.items():
+        say(f"floor  {top1:.2f} %  {floor}")
+    if len(a.per_class) <= 20:
+        say("class  " + ", ".join(f"{name} {value:.1f}" for name, value in a.per_class.items()))
+    else:
+        ordered = sorted(a.per_class.items(), key=lambda item: item[1])
+        say("worst  " + ", ".join(f"{name} {value:.1f}" for name, value in ordered[:5]))
+        say("best   " + ", ".join(f"{name} {value:.1f}" for name, value in ordered[-5:]))
+    say("with   " + ", ".join(f"{name} {value}" for name, value in result.settings.items()))
+    if path is not None:
+        say(f"written to {path}")

@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+
+from momentum2.evaluate import logistic
+from momentum2.evaluate.logistic import Standardise, fit_logistic, logits, probe
+from momentum2.evaluate.results import top1_top5
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """1,197 training and 600 test images of real handwritten digits, 64 pixels each; some pixels are always 0."""
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(x))
+    x, y = torch.from_numpy(x[order]).float(), torch.from_numpy(y[order]).long()
+    return x[:-600], y[:-600], x[-600:], y[-600:]
+
+
+@pytest.mark.parametrize("strength", [1e-1, 1e-3])
+def test_the_minimum_is_that_of_scikit_learn(digits: tuple[torch.Tensor, ...], strength: float):
+    x, y, test, test_labels = digits
+    scale = Standardise(x)
+    weights = fit_logistic(scale(x), y, 10, strength)
+    reference = LogisticRegression(C=1 / (strength * len(x)), max_iter=5000, tol=1e-8)
+    reference.fit(scale(x).double().numpy(), y.numpy())
+    expected = torch.from_numpy(reference.predict_proba(scale(test).double().numpy())).float()
+    found = logits(scale(test), weights).softmax(1)
+    assert (found - expected).abs().max() < 5e-3
+    assert abs(top1_top5(found, test_labels)[0] - top1_top5(expected, test_labels)[0]) <= 0.5
+
+
+def test_a_start_elsewhere_ends_at_the_same_minimum(digits: tuple[torch.Tensor, ...]):
+    x, y, _, _ = digits
+    x = Standardise(x)(x)
+    elsewhere = torch.randn(65, 10, generator=torch.Generator().manual_seed(0))
+    a, b = fit_logistic(x, y, 10, 1e-2), fit_logistic(x, y, 10, 1e-2, start=elsewhere)
+    assert (logits(x, a).softmax(1) - logits(x, b).softmax(1)).abs().max() < 5e-3
+
+
+def test_the_strength_is_chosen_on_training_images_alone(
+    digits: tuple[torch.Tensor, ...], monkeypatch: pytest.MonkeyPatch
+):
+    x, y, test, _ = digits
+    scores, strength = probe(x, y, test, 10, seed=0)
+    again, other = probe(x, y, torch.cat([test, test * 0]), 10, seed=0)
+    assert strength == other
+    assert torch.allclose(scores, again[: len(test)], atol=1e-4)
+    assert top1_top5(scores, digits[3])[0] > 93
+    # The fit that is used saw all training images, those held out for the choice too.
+    seen = []
+    original = logistic.fit_logistic
+    monkeypatch.setattr(logistic, "fit_logistic", lambda x, *rest: seen.append(len(x)) or original(x, *rest))
+    probe(x, y, test, 10, seed=0)
+    assert seen[-1] == len(x)
+    assert all(n == len(x) - round(0.1 * len(x)) or abs(n - 0.9 * len(x)) < 10 for n in seen[:-1])
+
+
+def test_probing_twice_gives_the_same_bits(digits: tuple[torch.Tensor, ...]):
+    x, y, test, _ = digits
+    first, second = (probe(x[:300], y[:300], test, 10, seed=1) for _ in range(2))
+    assert torch.equal(first[0], second[0])
+    assert first[1] == second[1]
+
+
+def test_a_constant_feature_does_no_harm():
+    x = torch.tensor([[1.0, 7.0], [2.0, 7.0], [4.0, 7.0]])
+    assert Standardise(x)(x)[:, 1].tolist() == [0, 0, 0]
+    assert Standardise(x)(x)[:, 0].std(correction=0) == pytest.approx(1)
