@@ -19,7 +19,7 @@ def warmup_cosine(base: float, k: int, K: int, warmup: int = 0, start: float = 0
     return cosine(base, k - warmup, max(K - warmup, 1))
 
 
-def warmup_steps(
+def warmup_step_decay(
     base: float, k: int, K: int, warmup: int = 0, start: float = 0.001, milestones: tuple[float, ...] = (2 / 3, 8 / 9)
 ) -> float:
     """Learning rate of detectors: the same warm-up, then `base`, divided by ten at each milestone (a share of K)."""

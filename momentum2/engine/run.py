@@ -146,9 +146,12 @@ def _check_same_settings(run: Run) -> None:
     )
 
 
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """`{"train": {"seed": 0}}` as `{"train.seed": 0}`."""
-    return {f"{section}.{name}": value for section, part in settings.items() for name, value in part.items()}
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
 
 
 def _may_change(name: str) -> bool:

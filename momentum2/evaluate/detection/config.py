@@ -52,7 +52,7 @@ class DetectionDataConfig:
     test_split: str = "test"
     train_size: int | None = None
     test_size: int | None = None
-    short_edges: tuple[int, ...] = (640, 672, 704, 736, 768, 800)
+    short_edges: list[int] = field(default_factory=lambda: list(range(640, 801, 32)))
     test_short_edge: int = 800
     max_long_edge: int = 1333
     flip: float = 0.5
@@ -95,6 +95,7 @@ class DetectConfig:
         train: Length, batch and device; train.steps decides over the schedule.
         optim: Optimizer; the learning rate falls to a tenth after 2/3 and 8/9 of the steps.
         monitor: Watching.
+        evaluate_every: Epochs between evaluations while training; 0 evaluates only at the end.
     """
 
     model: DetectorName = "mask_rcnn"
@@ -106,6 +107,7 @@ class DetectConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    evaluate_every: int = 0
 
 
 def preset(model: DetectorName, data: DetectionDataName) -> DetectConfig:
@@ -120,7 +122,7 @@ def _paper(model: DetectorName, data: DetectionDataName) -> DetectConfig:
         name=data,
         split="v0.5_train" if lvis else "train2017",
         test_split="v0.5_val" if lvis else "val2017",
-        short_edges=(800,) if model == "fcos" else DetectionDataConfig.short_edges,
+        short_edges=[800] if model == "fcos" else list(range(640, 801, 32)),
         repeat_threshold=0.001 if lvis else 0.0,
     )
     head = HeadConfig()
@@ -144,7 +146,8 @@ def _small(model: DetectorName) -> DetectConfig:
         schedule="epochs",
         encoder=EncoderConfig("resnet18", "small", 0.5),
         head=HeadConfig(fpn_channels=64, box_width=256, proposals=100, sampled=64),
-        data=DetectionDataConfig(short_edges=(80, 96, 112), test_short_edge=96, max_long_edge=128, workers=1),
+        data=DetectionDataConfig(short_edges=[80, 96, 112], test_short_edge=96, max_long_edge=128, workers=1),
         train=TrainConfig(epochs=4, batch_size=8, checkpoint_every=200),
         optim=OptimConfig(lr=0.64, warmup_epochs=0.1, exclude_bias_and_norm=True, clip_norm=10.0),
+        evaluate_every=1,
     )

@@ -13,13 +13,12 @@ class Detector(Method):
     """One of torchvision's detectors with labels from 0.
 
     Args:
-        schedule: Of the run.
         model: The detector.
         background: The model has a class 0 of its own, the background.
     """
 
-    def __init__(self, schedule: Schedule, model: nn.Module, background: bool) -> None:
-        super().__init__(schedule)
+    def __init__(self, model: nn.Module, background: bool) -> None:
+        super().__init__(Schedule(K=1, lr_base=0.0))  # no norm here follows a schedule
         self.model = model
         self.first_label = 1 if background else 0
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from momentum2._torchvision import torchvision
 from momentum2.errors import UserError
 from momentum2.evaluate.detection.cascade import CascadeRoIHeads
-from momentum2.evaluate.detection.config import DetectionDataConfig, DetectorName, HeadConfig
+from momentum2.evaluate.detection.config import DetectorName, HeadConfig
 from momentum2.norms import SyncedBatchNorm, convert_norms
 
 _detection = torchvision.models.detection
@@ -77,22 +77,34 @@ class Anchors(_detection.anchor_utils.AnchorGenerator):  # type: ignore[misc]
 
 
 def build_detector(
-    name: DetectorName, encoder: nn.Module, classes: int, head: HeadConfig, data: DetectionDataConfig
+    name: DetectorName, encoder: nn.Module, classes: int, head: HeadConfig, short_edge: int, max_long_edge: int
 ) -> nn.Module:
-    """torchvision's module of that detector: images and targets to losses in training, else images to detections."""
+    """torchvision's module of that detector: images and targets to losses in training, else images to detections.
+
+    Images (3, h, w) in [0, 1] are normalised and padded; in evaluation they are also scaled to `short_edge`, or less
+    where the other edge would be longer than `max_long_edge`. In training they come at the size they are to have.
+    """
     if not all(hasattr(encoder, f"layer{i}") for i in (1, 2, 3, 4)):
         raise UserError("Detectors are built on ResNets; choose a run whose backbone is one.")
     if head.fpn_channels % 32 and name == "fcos":
         raise UserError(f"--head.fpn_channels must be a multiple of 32 for fcos (group norm), not {head.fpn_channels}.")
-    return _BUILD[name](encoder, classes, head, data)
+    two_stage = name in ("mask_rcnn", "cascade_rcnn")
+    stages = ("layer1", "layer2", "layer3", "layer4") if two_stage else ("layer2", "layer3", "layer4")
+    pyramid = Pyramid(encoder, stages, head.fpn_channels, dense=not two_stage)
+    sizes = {
+        "min_size": short_edge,
+        "max_size": max_long_edge,
+        "size_divisible": pyramid.strides[len(stages) - 1],
+        "_skip_resize": True,  # in training
+    }
+    return _BUILD[name](pyramid, classes, head, sizes)
 
 
-def _mask_rcnn(encoder: nn.Module, classes: int, head: HeadConfig, data: DetectionDataConfig) -> nn.Module:
-    pyramid = Pyramid(encoder, ("layer1", "layer2", "layer3", "layer4"), head.fpn_channels, dense=False)
+def _mask_rcnn(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str, Any]) -> nn.Module:
     channels, outputs = head.fpn_channels, classes + 1
     model: nn.Module = _detection.MaskRCNN(
         pyramid,
-        **_transform(data, pyramid),
+        **sizes,
         rpn_anchor_generator=Anchors(pyramid.strides, [8], _RATIOS),
         rpn_pre_nms_top_n_train=2 * head.proposals,
         rpn_pre_nms_top_n_test=head.proposals,
@@ -111,31 +123,33 @@ def _mask_rcnn(encoder: nn.Module, classes: int, head: HeadConfig, data: Detecti
     return model
 
 
-def _cascade_rcnn(encoder: nn.Module, classes: int, head: HeadConfig, data: DetectionDataConfig) -> nn.Module:
-    model = _mask_rcnn(encoder, classes, head, data)
+def _cascade_rcnn(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str, Any]) -> nn.Module:
+    model = _mask_rcnn(pyramid, classes, head, sizes)
     model.roi_heads = CascadeRoIHeads(model.roi_heads, head.box_width, classes + 1)
     return model
 
 
-def _retinanet(encoder: nn.Module, classes: int, head: HeadConfig, data: DetectionDataConfig) -> nn.Module:
-    pyramid = Pyramid(encoder, ("layer2", "layer3", "layer4"), head.fpn_channels, dense=True)
+def _retinanet(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str, Any]) -> nn.Module:
     model: nn.Module = _detection.RetinaNet(
         pyramid,
         classes,
-        **_transform(data, pyramid),
+        **sizes,
         anchor_generator=Anchors(pyramid.strides, [4 * 2 ** (i / 3) for i in range(3)], _RATIOS),
         score_thresh=head.score_threshold,
         detections_per_img=head.detections,
     )
+    for tower in (model.head.classification_head.conv, model.head.regression_head.conv):
+        for layer in tower.modules():
+            if isinstance(layer, nn.Conv2d):  # torchvision's 0.01 is for 256 channels; keep its gain with fewer
+                nn.init.normal_(layer.weight, std=0.01 * (256 / head.fpn_channels) ** 0.5)
     return model
 
 
-def _fcos(encoder: nn.Module, classes: int, head: HeadConfig, data: DetectionDataConfig) -> nn.Module:
-    pyramid = Pyramid(encoder, ("layer2", "layer3", "layer4"), head.fpn_channels, dense=True)
+def _fcos(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str, Any]) -> nn.Module:
     model: nn.Module = _detection.FCOS(  # its head has group norm
         pyramid,
         classes,
-        **_transform(data, pyramid),
+        **sizes,
         anchor_generator=Anchors(pyramid.strides, [1], (1.0,), offset=0.5),  # the points of FCOS
         score_thresh=head.score_threshold,
         detections_per_img=head.detections,
@@ -143,23 +157,12 @@ def _fcos(encoder: nn.Module, classes: int, head: HeadConfig, data: DetectionDat
     return model
 
 
-_BUILD: dict[DetectorName, Callable[[nn.Module, int, HeadConfig, DetectionDataConfig], nn.Module]] = {
+_BUILD: dict[DetectorName, Callable[[Pyramid, int, HeadConfig, dict[str, Any]], nn.Module]] = {
     "mask_rcnn": _mask_rcnn,
     "cascade_rcnn": _cascade_rcnn,
     "retinanet": _retinanet,
     "fcos": _fcos,
 }
-
-
-def _transform(data: DetectionDataConfig, pyramid: Pyramid) -> dict[str, Any]:
-    """Normalisation, padding and the size in evaluation; in training, images come at their drawn size."""
-    stride = pyramid.strides[len(pyramid.fpn.inner_blocks) - 1]
-    return {
-        "min_size": data.test_short_edge,
-        "max_size": data.max_long_edge,
-        "size_divisible": stride,
-        "_skip_resize": True,
-    }
 
 
 def _pool(pyramid: Pyramid, size: int) -> nn.Module:

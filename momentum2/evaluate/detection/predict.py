@@ -1,15 +1,14 @@
 """Running a detector over many images, on all processes together."""
 
 import json
-from typing import Any
-
 import torch
 
 from momentum2 import distributed
-from momentum2.evaluate.detection.coco_eval import Detection, Kind, Style, evaluate
+from momentum2.evaluate.detection.coco_eval import Detection
 from momentum2.evaluate.detection.data import DetectionData
 from momentum2.evaluate.detection.method import Detector
 from momentum2.evaluate.detection.targets import Detections, encode_masks
+from momentum2.evaluate.features import evaluating
 
 
 def predict(detector: Detector, data: DetectionData, device: torch.device) -> list[Detection]:
@@ -17,11 +16,11 @@ def predict(detector: Detector, data: DetectionData, device: torch.device) -> li
 
     Each process takes every world-th image, one at a time: what is found does not depend on their number.
     """
-    detector.eval()
     own = []
-    for i in range(distributed.rank(), len(data.image_ids), distributed.world_size()):
-        found = detector.detect(data.image(i).to(device).float() / 255)
-        own += to_coco(found, data.image_ids[i], data.category_ids)
+    with evaluating(detector):
+        for i in range(distributed.rank(), len(data.image_ids), distributed.world_size()):
+            found = detector.detect(data.image(i).to(device).float() / 255)
+            own += to_coco(found, data.image_ids[i], data.category_ids)
     return _gather(own, device)
 
 
@@ -47,9 +46,3 @@ def _gather(own: list[Detection], device: torch.device) -> list[Detection]:
     everyone = bytes(distributed.gather(data.to(device), even=False).cpu().numpy())
     return [json.loads(line) for line in everyone.splitlines()]
 
-
-def score(detections: list[Detection], data: DetectionData, style: Style, masks: bool) -> dict[str, Any]:
-    """COCO's numbers of boxes and, where there are, of masks."""
-    truth = data.ground_truth()
-    kinds: tuple[Kind, ...] = ("bbox", "segm") if masks else ("bbox",)
-    return {kind: evaluate(truth, detections, kind, style) for kind in kinds}

@@ -1,0 +1,104 @@
+"""From settings to a run directory with a fine-tuned detector and its scores in it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from momentum2 import backbones, distributed
+from momentum2.engine.device import choose_device, keep_large_blocks
+from momentum2.engine.encoder import load_encoder
+from momentum2.engine.run import Resume, open_run
+from momentum2.engine.train import Job, fit
+from momentum2.errors import UserError
+from momentum2.evaluate.detection.batches import Batches
+from momentum2.evaluate.detection.config import DetectConfig, EncoderConfig
+from momentum2.evaluate.detection.data import DetectionData, open_data
+from momentum2.evaluate.detection.plan import Plan, resolve
+from momentum2.evaluate.detection.report import Evaluation
+from momentum2.evaluate.detection.sampling import Sampler, repeat_factors
+from momentum2.evaluate.detection.saved import DETECTOR, DetectorCard, save_detector
+from momentum2.seeds import derive
+
+
+def with_encoder(config: DetectConfig, run: str | None) -> tuple[DetectConfig, backbones.Encoder]:
+    """The encoder to start from, and the settings with its architecture filled in.
+
+    Random weights depend on the seed alone; RUN then says the architecture, or the `encoder` settings do.
+    """
+    source = run if config.init in ("encoder", "random") else config.init
+    if config.init == "encoder" and run is None:
+        raise UserError("Name the run whose encoder is to be fine-tuned, or choose --init random or --init FILE.")
+    loaded = load_encoder(source) if source is not None else None
+    if loaded is not None:
+        card = loaded.card
+        config = replace(config, encoder=EncoderConfig(card.backbone, card.stem, card.width))
+    torch.manual_seed(derive(config.train.seed, "initial weights"))
+    encoder = backbones.build(config.encoder.backbone, config.encoder.stem, config.encoder.width)
+    if loaded is not None and config.init != "random":
+        encoder.load_state_dict(loaded.encoder.state_dict())
+    return config, encoder
+
+
+def make_sampler(config: DetectConfig, data: DetectionData) -> Sampler:
+    """Who is shown when."""
+    count = len(data.image_ids)
+    threshold = config.data.repeat_threshold
+    factors = repeat_factors([data.classes(i) for i in range(count)], threshold) if threshold else np.ones(count)
+    return Sampler(factors, config.train.seed, config.train.batch_size)
+
+
+def finetune(config: DetectConfig, run: str | None, out: Path, resume: Resume = "auto") -> bool:
+    """Fine-tune and evaluate in the run directory `out`, going on from its newest checkpoint if there is one.
+
+    Returns whether the run is finished; a signal may have stopped it early.
+    """
+    device = choose_device(config.train.device)
+    keep_large_blocks()
+    distributed.setup(device)
+    try:
+        config, encoder = with_encoder(config, run)
+        data = open_data(config.data, training=True, seed=config.train.seed)
+        test = open_data(config.data, training=False, seed=config.train.seed)
+        if data.class_names != test.class_names:
+            raise UserError("The training and the test annotations list different classes; use files that agree.")
+        sampler = make_sampler(config, data)
+        plan = resolve(config, sampler.steps_per_epoch, distributed.world_size())
+        card = DetectorCard(
+            model=config.model,
+            encoder=config.encoder,
+            head=config.head,
+            short_edge=config.data.test_short_edge,
+            max_long_edge=config.data.max_long_edge,
+            class_names=data.class_names,
+            category_ids=data.category_ids,
+        )
+        detector = card.build(encoder).to(device)
+        masks = config.model in ("mask_rcnn", "cascade_rcnn")
+        evaluation = Evaluation(detector, test, device, "lvis" if config.data.name == "lvis" else "coco", masks)
+        batches = Batches(data, config.data, sampler, masks, plan.steps, device)
+        job = Job(
+            method=detector,
+            batches=batches,
+            lr=plan.lr,
+            steps=plan.steps,
+            steps_per_epoch=plan.steps_per_epoch,
+            train=config.train,
+            optim=config.optim,
+            monitor=config.monitor,
+            device=device,
+            validate=evaluation.headline if config.evaluate_every else None,
+            validate_every=config.evaluate_every * plan.steps_per_epoch,
+        )
+        with open_run(out, config, resume) as directory:
+            finished = fit(job, directory)
+            if finished:
+                if distributed.is_main():
+                    save_detector(out / DETECTOR, detector, card)
+                evaluation.write(out)
+        return finished
+    finally:
+        distributed.teardown()
