@@ -1,6 +1,7 @@
 """The four detectors, put together from torchvision's parts on a feature pyramid of our encoder."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,6 +77,13 @@ class Anchors(_detection.anchor_utils.AnchorGenerator):  # type: ignore[misc]
         return [torch.cat(moved)] * len(images.image_sizes)
 
 
+class _GroupNorm(nn.GroupNorm):
+    """Takes the 1×1 map of a single small image too, which torch's own class refuses."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+
+
 def build_detector(
     name: DetectorName, encoder: nn.Module, classes: int, head: HeadConfig, short_edge: int, max_long_edge: int
 ) -> nn.Module:
@@ -146,10 +154,15 @@ def _retinanet(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str
 
 
 def _fcos(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str, Any]) -> nn.Module:
-    model: nn.Module = _detection.FCOS(  # its head has group norm
+    fcos, channels, norm = _detection.fcos, head.fpn_channels, partial(_GroupNorm, 32)
+    towers = fcos.FCOSHead(channels, 1, classes)
+    towers.classification_head = fcos.FCOSClassificationHead(channels, 1, classes, norm_layer=norm)
+    towers.regression_head = fcos.FCOSRegressionHead(channels, 1, norm_layer=norm)
+    model: nn.Module = _detection.FCOS(
         pyramid,
         classes,
         **sizes,
+        head=towers,
         anchor_generator=Anchors(pyramid.strides, [1], (1.0,), offset=0.5),  # the points of FCOS
         score_thresh=head.score_threshold,
         detections_per_img=head.detections,
