@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from momentum2.config import Stem
 from momentum2.errors import UserError
+from momentum2.weights import fill, network_in, read_state
 
 _STEMS: dict[Stem, tuple[int, int]] = {"cifar": (3, 1), "small": (3, 2)}  # kernel, stride; neither pools
-#: What torchvision's files hold and an encoder does not: classifiers, also Inception's auxiliary ones.
-_LEFT_OUT = ("fc.", "classifier.", "aux1.", "aux2.", "AuxLogits.")
 
 
 class Encoder(nn.Module):
@@ -56,7 +54,10 @@ def _torchvision_network(name: str) -> nn.Module:
         raise UserError(f"torchvision has no backbone '{name}'; {hint}")
     options = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
 
-    network = cast(nn.Module, torchvision.models.get_model(name, weights=None, **options))
+    device = torch.get_default_device()
+    # A RegNet's widths are the outcome of tensor arithmetic, which the meta device cannot do.
+    with torch.device("cpu" if name.startswith("regnet") else device):
+        network = cast(nn.Module, torchvision.models.get_model(name, weights=None, **options)).to(device)
     kinds = {type(module) for module in network.modules()}
     if nn.BatchNorm2d not in kinds or nn.LayerNorm in kinds:
         raise UserError(f"'{name}' is not a convolutional network with batch norm; try resnet50.")
@@ -102,41 +103,7 @@ def _feature_dim(network: nn.Module) -> int:
 def load_weights(encoder: nn.Module, path: str | Path) -> None:
     """Load a state dict (.safetensors, .pth) into the encoder, strictly by name and shape.
 
-    A classifier in the file is left out. BN's `num_batches_tracked` may be missing, as it is in older files.
+    Prefixes of wrappers are taken off, and a classifier in the file is left out.
     """
     path = Path(path)
-    state = {k: v for k, v in _read(path).items() if not k.startswith(_LEFT_OUT)}
-    own = encoder.state_dict()
-    problems = {
-        "missing": [k for k in own.keys() - state.keys() if not k.endswith("num_batches_tracked")],
-        "unknown": state.keys() - own.keys(),
-        "of another shape": [k for k in own.keys() & state.keys() if own[k].shape != state[k].shape],
-    }
-    found = [f"{len(names)} {what} ({_some(names)})" for what, names in problems.items() if names]
-    if found:
-        raise UserError(f"The weights in {path} do not fit this backbone: {', '.join(found)}.")
-    encoder.load_state_dict(own | state)
-
-
-def _some(names: Any) -> str:
-    first = sorted(names)
-    return ", ".join(first[:5]) + (", ..." if len(first) > 5 else "")
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise UserError(f"There is no weights file {path}.")
-    try:
-        # Without weights_only a .pth could run any code it likes.
-        state = (
-            load_file(path)
-            if path.suffix == ".safetensors"
-            else torch.load(path, map_location="cpu", weights_only=True)
-        )
-    except Exception as error:  # a damaged or foreign file raises nearly anything
-        raise UserError(
-            f"{path} is not a readable state dict of tensors (.safetensors, or .pth from torch.save)."
-        ) from error
-    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise UserError(f"{path} is not a flat state dict; save the network's state_dict() itself.")
-    return state
+    fill(encoder, network_in(read_state(path), encoder.state_dict(), path), path)

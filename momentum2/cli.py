@@ -3,9 +3,10 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
@@ -13,9 +14,18 @@ from rich.table import Table
 
 from momentum2 import __version__
 from momentum2.arguments import add_config, make_parser, parse, read_config
-from momentum2.config import Config, Resume
+from momentum2.config import Config, DataConfig, Network, Resume
+from momentum2.data import open_dataset
 from momentum2.errors import ProcessLost, SaidElsewhere, UserError
-from momentum2.recipes import RECIPES, find
+from momentum2.recipes import RECIPES, find, find_data, typical_size
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from momentum2.evaluate.subject import SubjectOptions
+
+D = TypeVar("D", bound="DataclassInstance")
+E = TypeVar("E", bound="DataclassInstance")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,10 +83,16 @@ def recipes(arguments: list[str]) -> int:
 
 def plan(arguments: list[str]) -> int:
     """Show what a recipe comes to."""
-    parser = make_parser("plan", "Resolve a recipe: steps, learning rate, momenta, BN batch, memory; trains nothing.")
+    parser = make_parser(
+        "plan", "Resolve a recipe: steps, learning rate, momenta, BN batch, memory; trains nothing."
+    )
     parser.add_argument("--processes", type=int, default=1, help="Number of processes to plan for.")
-    parser.add_argument("--images", type=int | None, default=None, help="Number of images, instead of opening the data.")
-    parser.add_argument("--probe", type=bool, default=False, help="Time a few steps to estimate the duration.")
+    parser.add_argument(
+        "--images", type=int | None, default=None, help="Number of images, instead of opening the data."
+    )
+    parser.add_argument(
+        "--probe", type=bool, default=False, help="Time a few steps to estimate the duration."
+    )
     config, options = _parse_recipe(parser, arguments)
     from momentum2.engine.estimate import planned
 
@@ -100,11 +116,159 @@ def pretrain(arguments: list[str]) -> int:
     return 0
 
 
+def views(arguments: list[str]) -> int:
+    """Draw a contact sheet."""
+    parser = make_parser(
+        "views", "Write a picture of some images and, beside each, the views that the network sees."
+    )
+    parser.usage = "momentum2 views DATA --out views.png [options]"
+    parser.add_argument("--out", type=str, default="views.png", help="The picture to write.")
+    parser.add_argument("--count", type=int, default=8, help="Number of images.")
+    source, rest = _subject("views", "DATA (a folder, archive, list or shapes)", arguments)
+    data = DataConfig(image_size=32) if source == "shapes" else DataConfig()
+    if source:
+        data = find_data(source, data)
+        data = replace(data, image_size=typical_size(open_dataset(replace(data, cache="off"))))
+    add_config(parser, Config(data=data))
+    options = parse(parser, rest)
+    from momentum2.data.contact_sheet import write_views
+
+    write_views(read_config(parser, options), Path(options.out), options.count)
+    print(f"Wrote {options.out}")
+    return 0
+
+
+def evaluate(arguments: list[str]) -> int:
+    """Measure an encoder."""
+    kinds = ("knn", "linear", "semi")
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(f"usage: momentum2 evaluate {'|'.join(kinds)} RUN [options]; each has a --help of its own.")
+        return 0
+    if not arguments or arguments[0] not in kinds:
+        raise UserError(f"Say how to evaluate: momentum2 evaluate {'|'.join(kinds)} RUN.")
+    from momentum2.evaluate.knn import KnnOptions, evaluate_knn
+    from momentum2.evaluate.linear import LinearOptions, evaluate_linear
+    from momentum2.evaluate.results import Result, report
+    from momentum2.evaluate.semi import SemiOptions, evaluate_semi
+    from momentum2.evaluate.subject import Subject, open_subject
+
+    kind, rest = arguments[0], arguments[1:]
+    run: Callable[[Subject], Result | None]
+    if kind == "knn":
+        description = "Classify test images by their nearest training images."
+        source, subject_options, knn = _subject_options("evaluate knn", description, rest, KnnOptions)
+        run = lambda subject: evaluate_knn(subject, knn)  # noqa: E731
+    elif kind == "linear":
+        description = "Train a linear classifier on the frozen encoder."
+        source, subject_options, linear = _subject_options(
+            "evaluate linear", description, rest, LinearOptions
+        )
+        run = lambda subject: evaluate_linear(subject, linear)  # noqa: E731
+    else:
+        description = "Fine-tune the whole network on some of the labels."
+        source, subject_options, semi = _subject_options("evaluate semi", description, rest, SemiOptions)
+        run = lambda subject: evaluate_semi(subject, semi)  # noqa: E731
+    with open_subject(source, subject_options) as subject:
+        result = run(subject)
+        if result is not None:
+            report(result, subject.directory)
+    return 0
+
+
+def embed(arguments: list[str]) -> int:
+    """Write features to a file."""
+    from momentum2.evaluate.embed import EmbedOptions
+    from momentum2.evaluate.embed import embed as run
+    from momentum2.evaluate.subject import open_subject
+
+    description = "Write the features of images, with their names and labels, to a file."
+    source, subject_options, options = _subject_options("embed", description, arguments, EmbedOptions)
+    with open_subject(source, subject_options) as subject:
+        count = run(subject, options)
+    print(f"Wrote the features of {count:,} images to {options.out}")
+    return 0
+
+
+def export(arguments: list[str]) -> int:
+    """Write weights for other tools."""
+    from momentum2.export import FORMATS
+    from momentum2.export import export as run
+
+    parser = make_parser(
+        "export", "Write an encoder for another tool, with a model card and the lines that load it."
+    )
+    parser.usage = "momentum2 export RUN --format FORMAT --out FOLDER [options]"
+    parser.add_argument("--format", type=str | None, default=None, help=f"One of {', '.join(FORMATS)}.")
+    parser.add_argument(
+        "--out", type=str | None, default=None, help="The folder to write; it must not exist yet."
+    )
+    network: object = Network | None
+    parser.add_argument(
+        "--network", type=network, default=None, help="teacher (where there is one) or student."
+    )
+    parser.add_argument(
+        "--recalibrate",
+        type=str | None,
+        default=None,
+        help="Images to measure the batch-norm statistics on anew.",
+    )
+    parser.add_argument(
+        "--licence", type=str, default="unknown", help="Licence of the weights, for the model card."
+    )
+    source, rest = _subject("export", "RUN", arguments)
+    options = parse(parser, rest)
+    if options.format is None:
+        raise UserError(f"Say for which tool: --format {'|'.join(FORMATS)}.")
+    lines = run(
+        source, options.format, _out(options, "FOLDER"), options.network, options.recalibrate, options.licence
+    )
+    print(f"Wrote {options.out}. To load it:\n\n{lines}")
+    return 0
+
+
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "recipes": (recipes, "list the named recipes with their headline numbers"),
     "plan": (plan, "resolved settings of a recipe, memory and time; trains nothing"),
+    "views": (views, "a picture of what the network sees"),
     "pretrain": (pretrain, "pretrain into a run directory, or resume it"),
+    "evaluate": (evaluate, "kNN, linear or semi-supervised accuracy of a run or weights file"),
+    "embed": (embed, "features of images, with their names, as a file"),
+    "export": (export, "weights for torchvision, timm, detectron2, ONNX or Hugging Face"),
 }
+
+
+def _subject(command: str, what: str, arguments: list[str]) -> tuple[str, list[str]]:
+    """The first argument, which says what a command is about, and the rest; empty if only help is asked for."""
+    if arguments and not arguments[0].startswith("-"):
+        return arguments[0], arguments[1:]
+    if any(a in ("-h", "--help") for a in arguments):
+        return "", arguments
+    raise UserError(f"Say what first: momentum2 {command} {what} [options].")
+
+
+def _subject_options(
+    command: str, description: str, arguments: list[str], options_class: type[D]
+) -> tuple[str, "SubjectOptions", D]:
+    """Parse `RUN [--data PATH] [options]` into the source, what is evaluated on what, and how."""
+    from momentum2.evaluate.subject import SubjectOptions, data_of
+
+    source, rest = _subject(command, "RUN", arguments)
+    parser = make_parser(command, description)
+    parser.usage = f"momentum2 {command} RUN [--data PATH] [options]"
+    parser.add_class_arguments(SubjectOptions, None, sub_configs=False)
+    parser.add_class_arguments(options_class, None, sub_configs=False)
+    data = data_of(source) if source else DataConfig(name="none")
+    if "--data" in rest[:-1]:
+        at = rest.index("--data")
+        data = find_data(rest[at + 1], data)
+        rest = rest[:at] + rest[at + 2 :]
+    parser.set_defaults({"data": asdict(data)})
+    values = parser.instantiate(parse(parser, rest))
+
+    def read(kind: type[E]) -> E:
+        return kind(**{f.name: values[f.name] for f in fields(kind)})
+
+    return source, read(SubjectOptions), read(options_class)
 
 
 def _add_run_options(parser: ArgumentParser) -> None:
@@ -118,9 +282,9 @@ def _add_run_options(parser: ArgumentParser) -> None:
     )
 
 
-def _out(options: Namespace) -> Path:
+def _out(options: Namespace, what: str = "DIR") -> Path:
     if options.out is None:
-        raise UserError("Say where the run directory goes: --out DIR.")
+        raise UserError(f"Say where the results go: --out {what}.")
     return Path(options.out)
 
 

@@ -22,6 +22,7 @@ Cache = Literal["auto", "on", "off"]
 Precision = Literal["auto", "fp32", "bf16"]
 OptimName = Literal["sgd", "lars"]
 Resume = Literal["auto", "never", "must"]
+Network = Literal["teacher", "student"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class DataConfig:
     Args:
         name: Kind of data set; shapes is drawn on the fly and needs no files.
         root: The folder, archive or list file.
-        split: The part to train on (for eval_data: the labelled part that classifiers learn from).
+        split: The part to train on, or for classifiers to learn from; 80% is a share of all, -20% its rest.
         test_split: The part to test on (used in eval_data only).
         train_size: Use only the first n images of a seeded order.
         image_size: Side in pixels of the square crops that the network sees.

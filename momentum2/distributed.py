@@ -54,7 +54,7 @@ def _fresh_store() -> tuple[Store, int, int]:
     torchrun keeps one store through its restarts; processes that read the addresses of their dead
     predecessors there fail or wait for ever. Its count of restarts differs between machines, so it cannot
     tell the starts apart. Process 0 therefore draws a name, and gives it to each process that has greeted it
-    with a key of its own, until all have taken it. An old greeting may be answered too; no one waits for that.
+    with a key of its own, until all have taken it. Nobody waits for the answer to an old greeting.
     """
     store, rank, world = next(rendezvous("env://"))
     name = uuid.uuid4().hex

@@ -3,9 +3,15 @@
 `PAPER` recipes carry the published settings; the others were chosen and measured by us.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
 
 from momentum2.config import (
     Config,
@@ -17,6 +23,8 @@ from momentum2.config import (
     TrainConfig,
     ViewsConfig,
 )
+from momentum2.data import Dataset, open_dataset
+from momentum2.data.images import BadImage
 from momentum2.errors import UserError
 
 
@@ -38,7 +46,7 @@ def quickstart() -> Recipe:
     data = DataConfig(name="shapes", image_size=32)
     return Recipe(
         Config(
-            method=MethodConfig(student_norm="batch", teacher_norm="momentum", weight_momentum=0.03),
+            method=MethodConfig(weight_momentum=0.03, reference_batch=128),
             model=ModelConfig("resnet18", "small", width=0.5, projector_hidden=512, projector_out=128),
             data=data,
             eval_data=data,
@@ -185,9 +193,7 @@ def simsiam() -> Recipe:
         replace(
             base,
             method=MethodConfig("simsiam", student_norm="synced"),
-            model=ModelConfig(
-                "resnet50", projector_hidden=2048, projector_out=2048, predictor_hidden=512
-            ),
+            model=ModelConfig("resnet50", projector_hidden=2048, projector_out=2048, predictor_hidden=512),
             views=ViewsConfig("simsiam"),
             optim=OptimConfig(lr=0.05),
         ),
@@ -232,8 +238,85 @@ def supervised() -> Recipe:
     )
 
 
+def folder() -> Recipe:
+    return Recipe(
+        Config(
+            method=MethodConfig(weight_momentum=0.02),
+            model=ModelConfig("resnet18", projector_hidden=1024, projector_out=256),
+            train=TrainConfig(epochs=200),
+            optim=OptimConfig(lr=0.1),
+        ),
+        summary="Momentum² Teacher on your own images; network, size and length are chosen by looking at them",
+        command="momentum2 pretrain folder --data.root photos --out runs/photos",
+        expect="depends on the images",
+        adapt=_fit_to_folder,
+    )
+
+
+def _fit_to_folder(config: Config) -> Config:
+    """Choose sizes by the images and the machine: 2 CPU cores do in an hour what a GPU does in a minute."""
+    gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
+    dataset = open_dataset(replace(config.data, cache="off"), seed=config.train.seed)
+    n = len(dataset)
+    if n < 8:
+        raise UserError(
+            f"{config.data.root} has {n} image(s); pretraining needs at least 8, and thousands to be good."
+        )
+    size = min(typical_size(dataset), 224 if gpu else 64)
+    batch = min(256 if gpu else 128, 2 ** int(math.log2(n // 2)))
+    steps = 40_000 if gpu else 3_000
+    epochs = min(800, max(20, round(steps * batch / n)))
+    if not gpu:
+        model = replace(config.model, stem="small", width=0.5, projector_hidden=512, projector_out=128)
+    elif size > 128 and n >= 50_000:
+        model = replace(config.model, backbone="resnet50", projector_hidden=4096)
+    else:
+        model = replace(config.model, stem="cifar" if size <= 32 else "small" if size <= 64 else "imagenet")
+    evaluation = replace(config.data, image_size=size)
+    if dataset.labels is None:
+        evaluation = replace(evaluation, name="none")
+    elif not (Path(config.data.root or "") / config.data.test_split).is_dir():
+        evaluation = replace(evaluation, split="80%", test_split="-20%")
+    return replace(
+        config,
+        model=model,
+        data=replace(config.data, image_size=size),
+        eval_data=evaluation,
+        train=replace(config.train, batch_size=batch, epochs=epochs),
+        optim=replace(config.optim, warmup_epochs=epochs / 20),
+        monitor=replace(config.monitor, knn_every=max(1, epochs // 10)),
+    )
+
+
+def typical_size(dataset: Dataset) -> int:
+    """The usual crop size that suits the median short side of (up to 64 of) the images."""
+    sides = []
+    for i in np.linspace(0, len(dataset) - 1, min(64, len(dataset))).astype(int):
+        try:
+            sides.append(min(dataset.picture(int(i)).size))
+        except BadImage:
+            continue  # named when it is read in training
+    side = median(sides) if sides else 224
+    return next((size for size in (32, 64, 96, 128, 160) if side < size * 1.4), 224)
+
+
+def find_data(source: str, data: DataConfig) -> DataConfig:
+    """`data` with kind and root of what a person calls `source`: shapes, a folder, an archive or a list file."""
+    path = Path(source)
+    if source == "shapes":
+        return replace(data, name="shapes", root=None)
+    if path.is_dir():
+        return replace(data, name="folder", root=source)
+    if not path.exists():
+        raise UserError(
+            f"{source} does not exist; give a folder of images, an archive, a list file, or shapes."
+        )
+    return replace(data, name="list" if path.suffix in (".txt", ".lst", ".tsv") else "archive", root=source)
+
+
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "quickstart": quickstart,
+    "folder": folder,
     "cifar10": cifar10,
     "cifar10-cpu": cifar10_cpu,
     "stl10": stl10,

@@ -1,16 +1,14 @@
 """The Momentum² teacher: a moving average of the student's weights and of its own batch statistics."""
 
 import copy
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from momentum2 import distributed
+from momentum2.config import Compat, History, NormName
 from momentum2.errors import UserError
-from momentum2.norms import Compat, Kind, convert_norms, momentum_norms
-
-History = Literal["local", "global"]
+from momentum2.norms import convert_norms, momentum_norms
 
 
 class MomentumTeacher(nn.Module):
@@ -35,7 +33,7 @@ class MomentumTeacher(nn.Module):
     def __init__(
         self,
         student: nn.Module,
-        norm: Kind = "momentum",
+        norm: NormName = "momentum",
         history: History = "local",
         devices: int = 1,
         compat: Compat = "paper",
@@ -48,20 +46,19 @@ class MomentumTeacher(nn.Module):
         self.requires_grad_(False)
         self.train()
         self.history = history
-        self._alpha = 1.0
 
     @property
     def alpha(self) -> float:
-        """Weight of the current batch against the history, in the forwards and in the update; 1 at first."""
-        return self._alpha
+        """Weight of the current batch against the history, in the forwards and in the update; 1 at first.
+
+        Without Momentum BN it stays 1, which is what plain batch norm does.
+        """
+        return next((norm.alpha for norm in momentum_norms(self)), 1.0)
 
     @alpha.setter
     def alpha(self, value: float) -> None:
-        if not 0 <= value <= 1:
-            raise UserError(f"alpha is the weight of the current batch, between 0 and 1, not {value}.")
-        self._alpha = float(value)
         for norm in momentum_norms(self):
-            norm.alpha = self._alpha
+            norm.alpha = value
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
@@ -76,6 +73,9 @@ class MomentumTeacher(nn.Module):
             weight: m, the share of the student in the new weights: (1 − m) · teacher + m · student.
             statistics: alpha of this commit and of the forwards after it; None leaves `self.alpha` as it is.
         """
+        ours, theirs = self._matched(student)
+        if not 0 <= weight <= 1:
+            raise UserError(f"weight is the share of the student, between 0 and 1, not {weight}.")
         if statistics is not None:
             self.alpha = statistics
         norms = list(momentum_norms(self))
@@ -85,18 +85,18 @@ class MomentumTeacher(nn.Module):
         if self.history == "global":
             buffers = [b for norm in norms for b in (norm.running_mean, norm.running_var)]
             mean = distributed.start_all_reduce_mean(buffers)
-        ours, theirs = self._matched(student)
         torch._foreach_lerp_(ours, theirs, weight)
         if mean is not None:
             mean.wait()
 
     def _matched(self, student: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
         ours, theirs = dict(self.network.named_parameters()), dict(_unwrapped(student).named_parameters())
-        if ours.keys() != theirs.keys():
-            missing, unknown = sorted(ours.keys() - theirs.keys()), sorted(theirs.keys() - ours.keys())
+        shapes = [{name: p.shape for name, p in parameters.items()} for parameters in (ours, theirs)]
+        if shapes[0] != shapes[1]:
+            wrong = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
             raise UserError(
-                "Update the teacher with the network that it was made from: this one lacks the parameters "
-                f"{missing} and has {unknown} besides."
+                "Update the teacher with the network that it was made from: these parameters are missing, "
+                f"new or of another shape: {', '.join(wrong)}."
             )
         return list(ours.values()), [theirs[name] for name in ours]
 

@@ -17,7 +17,9 @@ from PIL import Image
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-TINY = "--train.steps 2 --train.batch_size 8 --model.width 0.125 --model.projector_hidden 32 --train.threads 1"
+TINY = (
+    "--train.steps 2 --train.batch_size 8 --model.width 0.125 --model.projector_hidden 32 --train.threads 1"
+)
 SHORTER = {
     "momentum2 pretrain ": TINY,
     "momentum2 plan ": "--model.width 0.125",
@@ -25,7 +27,9 @@ SHORTER = {
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
-    return re.findall(r"^```(sh|python)\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return re.findall(
+        r"^```(sh|python)\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
 
 
 def shorter(line: str) -> str:
@@ -49,7 +53,11 @@ def workplace(tmp_path: Path) -> Path:
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.jpg")
     commands = tmp_path / "bin"
     commands.mkdir()
-    for name, module in (("momentum2", "-m momentum2"), ("torchrun", "-m torch.distributed.run"), ("python", "")):
+    for name, module in (
+        ("momentum2", "-m momentum2"),
+        ("torchrun", "-m torch.distributed.run"),
+        ("python", ""),
+    ):
         script = commands / name
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
         script.chmod(0o755)

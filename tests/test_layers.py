@@ -17,6 +17,7 @@ LAYERS = [
     "config",
     "arguments",
     "norms",
+    "weights",
     "backbones",
     "heads",
     "teacher",

@@ -21,5 +21,7 @@ def test_an_installed_copy_is_complete(tmp_path: Path):
     assert (tmp_path / "momentum2" / "py.typed").exists()
     assert (tmp_path / "bin" / "momentum2").exists()
     code = "import momentum2; print(momentum2.__file__)"
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert Path(result.stdout.strip()).parent == tmp_path / "momentum2"

@@ -1,5 +1,8 @@
 """Crop and resize, each image with its own box: antialiased bilinear, as torchvision's `resized_crop`."""
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -10,46 +13,47 @@ from torch import Tensor
 _LARGE = 48
 
 
-def resized_crop(images: Tensor, boxes: Tensor, size: int) -> Tensor:
-    """Crops of n images, resized to squares.
+def resized_crop(
+    images: Tensor, boxes: Tensor, size: int, flip: Tensor | None = None, index: Tensor | None = None
+) -> Tensor:
+    """Crops of images, resized to squares.
 
     Args:
-        images: (n, 3, H, W) uint8; fastest with the strides of (n, H, W, 3) arrays.
+        images: (N, 3, H, W) uint8; fastest with the strides of (N, H, W, 3) arrays.
         boxes: (n, 4) int64: top, left, height, width, within the image.
         size: Side of the result.
+        flip: (n,) bool, crops to mirror left to right.
+        index: (n,) int64, the image that each crop is cut from; by default crop i from image i.
 
     Returns:
         (n, 3, size, size) float32 in [0, 1].
     """
+    flip = torch.zeros(len(boxes), dtype=torch.bool) if flip is None else flip
+    index = torch.arange(len(boxes)) if index is None else index
     if images.device.type == "cpu" and size > _LARGE:
-        crops = [
-            F.interpolate(
-                image[None, :, top : top + height, left : left + width],
-                (size, size),
-                mode="bilinear",
-                antialias=True,
-            )
-            for image, (top, left, height, width) in zip(images, boxes.tolist(), strict=True)
-        ]
-        return to_float(torch.cat(crops))
-    boxes = boxes.to(images.device)
+        return to_float(_one_by_one(images, boxes, size, flip, index))
+    boxes, flip, index = boxes.to(images.device), flip.to(images.device), index.to(images.device)
     top, left, height, width = boxes.unbind(1)
-    rows = _weights(top, height, images.shape[2], size)  # (n, size, H)
-    columns = _weights(left, width, images.shape[3], size)  # (n, size, W)
-    narrow = to_float(images).flatten(1, 2) @ columns.mT  # (n, 3H, size)
-    return rows[:, None] @ narrow.view(len(images), 3, -1, size)
+    rows = _weights(top, height, images.shape[2], size, torch.zeros_like(flip))
+    columns = _weights(left, width, images.shape[3], size, flip)
+    narrow = to_float(images.index_select(0, index)).flatten(1, 2) @ columns.mT  # (n, 3H, size)
+    return rows[:, None] @ narrow.view(len(index), 3, -1, size)
 
 
-def resized_crop_one(image: np.ndarray, box: tuple[float, float, float, float], size: int) -> np.ndarray:
+def resized_crop_one(image: np.ndarray, box: Sequence[float], size: int) -> np.ndarray:
     """One crop of one (H, W, 3) uint8 image, resized to (size, size, 3) uint8.
 
     The box (top, left, height, width) may have fractions, as it has after a reduced-size decoding.
     """
     top, left, height, width = box
     y, x = int(top), int(left)
-    crop = Image.fromarray(image[y : int(np.ceil(top + height)), x : int(np.ceil(left + width))])
-    inside = (left - x, top - y, left - x + width, top - y + height)
-    return np.asarray(crop.resize((size, size), Image.Resampling.BILINEAR, box=inside))
+    crop = image[y : math.ceil(top + height), x : math.ceil(left + width)]
+    if crop.shape[:2] == (height, width):
+        pixels = torch.from_numpy(crop.copy()).permute(2, 0, 1)[None]  # a copy: torch wants writable memory
+        return _resize(pixels, size)[0].permute(1, 2, 0).numpy()
+    # Pillow is slower, but its boxes may have fractions.
+    inside = (left - x, top - y, min(left - x + width, crop.shape[1]), min(top - y + height, crop.shape[0]))
+    return np.asarray(Image.fromarray(crop).resize((size, size), Image.Resampling.BILINEAR, box=inside))
 
 
 def to_float(images: Tensor) -> Tensor:
@@ -57,16 +61,34 @@ def to_float(images: Tensor) -> Tensor:
     return images.contiguous().float().mul_(1 / 255)
 
 
-def _weights(start: Tensor, length: Tensor, extent: int, size: int) -> Tensor:
+def _one_by_one(images: Tensor, boxes: Tensor, size: int, flip: Tensor, index: Tensor) -> Tensor:
+    """The crops as uint8: for large images torch's own resize of single ones is the fastest on a CPU."""
+    crops = []
+    for i, mirrored, (top, left, height, width) in zip(
+        index.tolist(), flip.tolist(), boxes.tolist(), strict=True
+    ):
+        crop = images[i : i + 1, :, top : top + height, left : left + width]
+        crop = crop.flip(3) if mirrored else crop
+        crops.append(_resize(crop, size))
+    return torch.cat(crops)
+
+
+def _resize(image: Tensor, size: int) -> Tensor:
+    return F.interpolate(image, (size, size), mode="bilinear", antialias=True)
+
+
+def _weights(start: Tensor, length: Tensor, extent: int, size: int, flip: Tensor) -> Tensor:
     """(n, size, extent) matrices that resize [start, start + length) of an axis to `size` samples.
 
     Each output weighs the inputs with a triangle around its own position, as wide as one output pixel
-    (when shrinking) or one input pixel (when growing).
+    (when shrinking) or one input pixel (when growing), and cut off at the ends of the crop.
     """
-    scale = (length / size)[:, None, None]
-    at = start[:, None, None] + (torch.arange(size, device=start.device)[:, None] + 0.5) * scale - 0.5
-    pixel = torch.arange(extent, device=start.device)
-    weights = (1 - (pixel - at).abs() / scale.clamp(min=1)).clamp_(min=0)
-    inside = (pixel >= start[:, None, None]) & (pixel < (start + length)[:, None, None])
-    weights = weights * inside
-    return weights / weights.sum(2, keepdim=True)
+    start, length = start[:, None, None].float(), length[:, None, None].float()
+    flip = flip[:, None, None]
+    output = torch.arange(size, device=start.device, dtype=torch.float32)[:, None] + 0.5
+    pixel = torch.arange(extent, device=start.device, dtype=torch.float32)
+    scale = length / size
+    centre = torch.where(flip, start + length - output * scale, start + output * scale) - 0.5  # (n, size, 1)
+    peak = torch.where((pixel >= start) & (pixel < start + length), 1.0, -torch.inf)  # (n, 1, extent)
+    weights = (pixel - centre).abs_().div_(-scale.clamp(min=1)).add_(peak).clamp_(min=0)
+    return weights.div_(weights.sum(2, keepdim=True))

@@ -15,14 +15,13 @@ from torch import Tensor
 
 from momentum2.augment.specs import ViewSpec
 
-ATTEMPTS = 10
 _BLOCKS = 9  # Philox makes four 64-bit numbers a block: 36 numbers for every sample
 _ORDERS = torch.tensor(list(permutations(range(4))))
 
 
 @dataclass(frozen=True)
 class Draws:
-    """Every random decision about one view of n samples. All tensors are on the CPU with leading dimension n.
+    """Every random decision about one view of n samples, as tensors with leading dimension n.
 
     Indexing with a slice or an index tensor gives the draws of those samples.
 
@@ -61,6 +60,7 @@ class Draws:
         return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def to(self, device: torch.device | str) -> Self:
+        """The draws on another device; `render` reads them on the CPU."""
         return type(self)(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
@@ -75,16 +75,14 @@ def draw(
     brightness, contrast, saturation, hue = spec.jitter
     low = torch.tensor([max(0, 1 - brightness), max(0, 1 - contrast), max(0, 1 - saturation), -hue])
     high = torch.tensor([1 + brightness, 1 + contrast, 1 + saturation, hue])
-    area = _between(u[:, :ATTEMPTS], *spec.area)
+    area, central = _between(u[:, :10], *spec.area), (*spec.ratio, 1.0)
     if spec.centre is not None:
-        area = torch.full_like(area, torch.inf)  # no attempt fits, so the central crop is taken
+        area, central = torch.full_like(area, torch.inf), (1.0, 1.0, spec.centre)  # no attempt fits
     return Draws(
         area=area,
         ratio=_between(u[:, 10:20], *np.log(spec.ratio)).exp(),
         corner=u[:, 20:22],
-        central=torch.tensor([(*spec.ratio, 1.0) if spec.centre is None else (1.0, 1.0, spec.centre)])
-        .double()
-        .expand(len(u), 3),
+        central=torch.tensor(central, dtype=torch.float64).expand(len(u), 3),
         flip=u[:, 22] < spec.flip_p,
         jitter=u[:, 23] < spec.jitter_p,
         factors=_between(u[:, 24:28], low, high).float(),

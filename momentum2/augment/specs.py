@@ -98,7 +98,7 @@ def _multicrop(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
 
     The small views are blurred half of the time and never solarized.
     """
-    if views.small_crops < 0 or not 0 < views.small_size <= size:
+    if views.small_crops and not (views.small_crops > 0 and 0 < views.small_size <= size):
         raise UserError(
             f"multicrop with {views.small_crops} crops of {views.small_size} pixels: give views.small_crops "
             f"0 or more, and views.small_size at most the image size, {size}."

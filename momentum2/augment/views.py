@@ -1,6 +1,6 @@
 """From uint8 images and draws to the views that the network sees."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from momentum2.augment.specs import ViewSpec, view_specs
 
 __all__ = ["Draws", "ViewSpec", "crop_boxes", "draw", "render", "view_specs"]
 
-_CHUNK = 2**20  # numbers that are worked on at a time on a CPU: what its caches hold
+_CHUNK = 1_250_000  # numbers worked on at a time on a CPU, so that its caches hold them
 
 
 def render(
@@ -27,16 +27,17 @@ def render(
         images: One (n, 3, H, W) uint8 tensor of whole images, from which every view takes its own crops; or
             for each view one (n, 3, size, size) uint8 tensor of its crops, not yet flipped. Any strides;
             those of (n, H, W, 3) arrays are fastest. The views are made on their device.
-        draws: For each view the draws of these n samples, on the CPU.
+        draws: For each view the draws of these n samples; on the CPU they cost no transfer.
         specs: For each view what its draws were drawn from.
         channels_last: Memory format of the views.
     """
-    sources = [images] * len(specs) if isinstance(images, Tensor) else images
     whole = isinstance(images, Tensor)
-    return [
-        _view(source, draw, spec, whole, channels_last)
-        for source, draw, spec in zip(sources, draws, specs, strict=True)
-    ]
+    sources = [images] * len(specs) if isinstance(images, Tensor) else images
+    with torch.no_grad(), torch.autocast(sources[0].device.type, enabled=False):
+        return [
+            _view(source, own.to("cpu"), spec, whole, channels_last)
+            for source, own, spec in zip(sources, draws, specs, strict=True)
+        ]
 
 
 def _view(images: Tensor, draws: Draws, spec: ViewSpec, whole: bool, channels_last: bool) -> Tensor:
@@ -44,34 +45,48 @@ def _view(images: Tensor, draws: Draws, spec: ViewSpec, whole: bool, channels_la
     memory = torch.channels_last if channels_last else torch.contiguous_format
     out = torch.empty((n, 3, spec.size, spec.size), device=device, memory_format=memory)
     boxes = crop_boxes(draws, images.shape[2], images.shape[3]) if whole else None
+    place = torch.where(draws.jitter, ops.hue_place(draws.order), 4)
     chunk = max(1, _CHUNK // (3 * spec.size**2)) if device.type == "cpu" else n
     for start in range(0, n, chunk):
-        part = slice(start, start + chunk)
-        x = to_float(images[part]) if boxes is None else resized_crop(images[part], boxes[part], spec.size)
-        out[part] = ops.normalise_(_augment_(x, draws[part], spec), spec.mean, spec.std)
+        # Sorted so that the colour jitter works on contiguous samples.
+        order = place[start : start + chunk].argsort(stable=True)
+        index = start + order
+        own = draws[index]
+        if boxes is None:
+            x = _mirrored(images, own.flip, index)
+        else:
+            x = resized_crop(images, boxes[index], spec.size, own.flip, index)
+        x = ops.normalise_(_augment_(x, own, spec), spec.mean, spec.std)
+        out[start : start + chunk] = x.index_select(0, order.argsort().to(device))
     return out
 
 
+def _mirrored(crops: Tensor, flip: Tensor, index: Tensor) -> Tensor:
+    """Crops of the given indices as float32 in [0, 1], mirrored where `flip` (n,) says so."""
+    crops = crops.index_select(0, index.to(crops.device))
+    both = torch.cat([crops, crops.flip(3)])
+    which = torch.arange(len(flip)) + flip * len(flip)
+    return to_float(both.index_select(0, which.to(crops.device)))
+
+
 def _augment_(x: Tensor, draws: Draws, spec: ViewSpec) -> Tensor:
-    """Flip, colour, blur and solarize, each for the samples that drew it."""
+    """Colour, blur and solarize, each for the samples that drew it; those with jitter come first."""
+    jittered = int(draws.jitter.sum())
+    if jittered:
+        ops.colour_jitter_(x[:jittered], draws.factors[:jittered], draws.order[:jittered])
+    x = _apply(x, draws.grey, lambda some, _: ops.grey(some).repeat(1, 3, 1, 1))
+    x = _apply(
+        x, draws.blur, lambda some, index: ops.gaussian_blur(some, draws.sigma[index], spec.blur_kernel)
+    )
+    return _apply(x, draws.solarize, lambda some, _: ops.solarize(some))
 
-    def chosen(mask: Tensor) -> tuple[Tensor, Tensor]:
-        index = mask.nonzero()[:, 0]
-        return index, index.to(x.device)
 
-    _, index = chosen(draws.flip)
-    if len(index):
-        x[index] = x[index].flip(3)
-    which, index = chosen(draws.jitter)
-    if len(index):
-        x[index] = ops.colour_jitter_(x[index], draws.factors[which], draws.order[which])
-    _, index = chosen(draws.grey)
-    if len(index):
-        x[index] = ops.grey(x[index]).expand(-1, 3, -1, -1)
-    which, index = chosen(draws.blur)
-    if len(index):
-        x[index] = ops.gaussian_blur(x[index], draws.sigma[which], spec.blur_kernel)
-    _, index = chosen(draws.solarize)
-    if len(index):
-        x[index] = ops.solarize(x[index])
-    return x
+def _apply(x: Tensor, chosen: Tensor, operation: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """x with the operation done to the chosen samples; it gets those and their indices."""
+    index = chosen.nonzero()[:, 0]
+    if len(index) == 0:
+        return x
+    if len(index) == len(x):
+        return operation(x, index)
+    where = index.to(x.device)
+    return x.index_copy_(0, where, operation(x.index_select(0, where), index))

@@ -45,7 +45,7 @@ class Packed(Dataset):
 
     @cached_property
     def _pixels(self) -> NDArray[np.uint8]:
-        return np.memmap(self.folder / "pixels.bin", np.uint8, "r")
+        return np.asarray(np.memmap(self.folder / "pixels.bin", np.uint8, "r"))
 
     def __getstate__(self) -> dict[str, Any]:
         # Each process maps the file itself.

@@ -1,5 +1,6 @@
 """From a config section to a data set."""
 
+import re
 import zlib
 from functools import cached_property
 from pathlib import Path
@@ -51,13 +52,17 @@ def open_dataset(data: DataConfig, split: str | None = None, seed: int = 0) -> D
 
     Args:
         data: What and where.
-        split: Another part than `data.split`, such as `data.test_split`.
+        split: Another part than `data.split`, such as `data.test_split`. Of images that come in one part, "80%"
+            is that share in a fixed shuffled order, and "-20%" the rest.
         seed: Of the order from which `data.train_size` takes its images (it concerns `data.split` only).
     """
     part = data.split if split is None else split
     if data.download:
         _download(data)
-    dataset = _open(data, part)
+    share = re.fullmatch(r"(-?)(\d{1,2})%", part)
+    dataset = _open(data, "train" if share else part)
+    if share:
+        dataset = Subset(dataset, _share(len(dataset), int(share[2]), last=bool(share[1])))
     if data.train_size is not None and part == data.split:
         if not 1 <= data.train_size <= len(dataset):
             raise UserError(
@@ -68,6 +73,12 @@ def open_dataset(data: DataConfig, split: str | None = None, seed: int = 0) -> D
     dataset = packed(dataset, data.name, data.cache, data.cache_dir)
     dataset.max_bad_fraction = data.max_bad_fraction
     return dataset
+
+
+def _share(length: int, percent: int, last: bool) -> Ints:
+    """The first or last `percent` of one fixed shuffled order: the first 80 and the last 20 never overlap."""
+    first = seeded_subset(length, 0, round(length * (100 - percent if last else percent) / 100))
+    return np.setdiff1d(np.arange(length), first) if last else first
 
 
 def _open(data: DataConfig, split: str) -> Dataset:

@@ -27,8 +27,8 @@ AHEAD = 3  # jobs that wait in each worker's pipe, so that it never has to
 class Workers(Generic[Job, Result]):
     """`count` processes, each with its own copy of `task`. Close it, or use it as a context manager.
 
-    The processes are started afresh (spawn), so `task` and the jobs are pickled, threads and CUDA are safe.
-    They end when this process does, however it ends: their pipes close.
+    The processes are forked from a server that knows nothing of this process, so its threads and its GPU are
+    safe; `task` and the jobs are pickled. They end when this process does, however it does: pipes close.
 
     Args:
         task: What is done to each job.
@@ -48,7 +48,8 @@ class Workers(Generic[Job, Result]):
         self.ahead = AHEAD * count
         self._processes = []
         self._pipes: list[Connection] = []
-        context = get_context("spawn")
+        context = get_context("forkserver")
+        context.set_forkserver_preload(["momentum2.data.assemble"])  # torch is imported once, not by each
         for number in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(
@@ -80,7 +81,7 @@ class Workers(Generic[Job, Result]):
         """End the processes and forget them."""
         self.interrupt()
         for process, pipe in zip(self._processes, self._pipes, strict=True):
-            process.join(5)
+            process.join(2)
             if process.is_alive():
                 process.kill()
                 process.join()

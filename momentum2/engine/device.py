@@ -19,7 +19,9 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"--train.device {name} is not a device; use auto, cpu, cuda, cuda:1 or mps.") from None
+        raise UserError(
+            f"--train.device {name} is not a device; use auto, cpu, cuda, cuda:1 or mps."
+        ) from None
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not available.get(device.type, False):
         raise UserError(f"--train.device {name} is not available on this machine; use --train.device auto.")
@@ -38,7 +40,9 @@ def use_bf16(precision: Precision, device: torch.device) -> bool:
         return precision == "bf16"
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return device.type == "cpu" and (
+        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    )
 
 
 def free_cores() -> int:

@@ -17,16 +17,15 @@ from torch import Tensor, nn
 from momentum2 import __version__, backbones
 from momentum2.arguments import config_from_file
 from momentum2.augment import ViewSpec, view_specs
-from momentum2.config import Config, Stem, ViewsConfig
+from momentum2.config import Config, Network, Stem, ViewsConfig
 from momentum2.engine.checkpoint import Checkpoints, Damaged, read_files, sync_directory, write_synced
 from momentum2.engine.preprocess import Preprocess
 from momentum2.engine.run import CONFIG
-from momentum2.engine.weights import Architecture, differences, identify, read_state
 from momentum2.errors import UserError
+from momentum2.weights import Architecture, fill, identify, network_in, read_state
 
 log = logging.getLogger("momentum2")
 
-Network = Literal["teacher", "student"]
 
 ENCODER = "encoder.safetensors"
 _CARD, _SHA256 = "momentum2", "sha256"  # keys of the file's metadata
@@ -197,11 +196,9 @@ def _from_foreign_file(
     path: Path, backbone: str | None, stem: Stem | None, width: float | None
 ) -> LoadedEncoder:
     state = read_state(path)
-    try:
-        architecture, state = identify(state, backbone, stem, width)
-    except UserError as error:
-        raise UserError(f"{path} {error}") from None
-    encoder = _encoder(path, architecture, state)
+    architecture = identify(network_in(state, ["conv1.weight"], path), path, backbone, stem, width)
+    encoder = backbones.build(*architecture)
+    fill(encoder, network_in(state, encoder.state_dict(), path), path)
     return LoadedEncoder(encoder, EncoderCard.of_foreign(architecture, encoder.feature_dim))
 
 
@@ -249,12 +246,7 @@ def _from_checkpoint(path: Path, network: Network | None) -> LoadedEncoder:
 
 def _encoder(path: Path, architecture: Architecture, state: Mapping[str, Tensor]) -> backbones.Encoder:
     encoder = backbones.build(*architecture)
-    wrong = differences(encoder.state_dict(), state)
-    if wrong:
-        name, stem, width = architecture
-        shown = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-        raise UserError(f"{path} is not a {name} with stem {stem} and width {width:g}: {shown}.")
-    encoder.load_state_dict(state)
+    fill(encoder, state, path)
     return encoder
 
 

@@ -43,7 +43,9 @@ def planned(config: Config, images: int | None, processes: int, probe: bool) -> 
     if probe:
         seconds = step_seconds(config, plan, classes)
         total = seconds * plan.steps
-        lines.append(("time", f"{seconds:.3g} s a step, {total / 3600:.3g} hours in all, if data does not hold it up"))
+        lines.append(
+            ("time", f"{seconds:.3g} s a step, {total / 3600:.3g} hours in all, if data does not hold it up")
+        )
     else:
         lines.append(("time", "add --probe true to measure a few steps"))
     return lines
@@ -68,7 +70,10 @@ def memory_bytes(config: Config, plan: Plan, classes: int) -> tuple[int, int]:
         return x
 
     size = config.data.image_size
-    views = [torch.empty(plan.micro_batch, 3, s.size, s.size, device="meta") for s in view_specs(config.views, size)]
+    views = [
+        torch.empty(plan.micro_batch, 3, s.size, s.size, device="meta")
+        for s in view_specs(config.views, size)
+    ]
     labels = torch.zeros(plan.micro_batch, dtype=torch.long, device="meta")
     device = choose_device(config.train.device)
     bf16 = use_bf16(config.train.precision, device)

@@ -59,7 +59,9 @@ class Meter:
 class Log:
     """Writes a run's log from its main process; the others' calls do nothing."""
 
-    def __init__(self, directory: Path, start: int, steps: int, steps_per_epoch: int, tensorboard: bool) -> None:
+    def __init__(
+        self, directory: Path, start: int, steps: int, steps_per_epoch: int, tensorboard: bool
+    ) -> None:
         self.main = distributed.is_main()
         self.steps, self.steps_per_epoch = steps, steps_per_epoch
         self.console = Console(quiet=not self.main)
@@ -75,8 +77,10 @@ class Log:
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
-                raise UserError("TensorBoard is not installed: pip install 'momentum2[tensorboard]'.") from None
-            self.writer = SummaryWriter(str(directory / "tensorboard"), purge_step=start)  # type: ignore[no-untyped-call]
+                raise UserError(
+                    "TensorBoard is not installed: pip install 'momentum2[tensorboard]'."
+                ) from None
+            self.writer = SummaryWriter(str(directory / "tensorboard"), purge_step=start)
         if self.console.is_terminal:
             self.progress = Progress(
                 TextColumn("epoch {task.fields[epoch]}"),
@@ -93,7 +97,9 @@ class Log:
             self.progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.progress:
             self.progress.stop()
         if self.main:

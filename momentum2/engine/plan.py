@@ -54,7 +54,9 @@ def resolve(config: Config, images: int, world: int = 1) -> Plan:
     if method.teacher_norm == "shuffle" and method.name != "moco":
         raise UserError("--method.teacher_norm shuffle is MoCo's; use it with --method.name moco.")
     if method.name == "moco" and method.queue_size < batch:
-        raise UserError(f"--method.queue_size must be at least the batch size, {batch}, not {method.queue_size}.")
+        raise UserError(
+            f"--method.queue_size must be at least the batch size, {batch}, not {method.queue_size}."
+        )
     steps_per_epoch = images // batch
     steps = train.steps if train.steps is not None else train.epochs * steps_per_epoch
     micro_batch, devices = batch // parts, max(1, groups // parts)

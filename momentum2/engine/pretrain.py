@@ -1,29 +1,29 @@
 """From a config to a run directory with an encoder in it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from momentum2 import backbones, distributed
 from momentum2.augment import ViewSpec, render, view_specs
-from momentum2.config import Config
+from momentum2.config import Config, Network
 from momentum2.data import Batch, Dataset, Loader, open_dataset
 from momentum2.engine.device import choose_device, keep_large_blocks
 from momentum2.engine.encoder import EncoderCard, save_encoder
 from momentum2.engine.plan import Plan, describe, resolve
-from momentum2.engine.run import Resume, Run, open_run
+from momentum2.engine.run import Resume, open_run
+from momentum2.engine.together import joined
 from momentum2.engine.train import Job, fit
-from momentum2.engine.together import lost_process
 from momentum2.errors import UserError
 from momentum2.methods import METHODS, Method
 from momentum2.seeds import derive
 
 #: Scores of a method's encoders by name, such as online kNN.
-Score = Callable[[dict[str, nn.Module]], dict[str, float]]
+Score = Callable[[dict[Network, backbones.Encoder]], dict[str, float]]
 
 
 def build_method(config: Config, plan: Plan, classes: int) -> Method:
@@ -35,7 +35,6 @@ def build_method(config: Config, plan: Plan, classes: int) -> Method:
     return METHODS[config.method.name](config, plan.schedule, encoder, plan.devices, classes)
 
 
-@lost_process()
 def pretrain(config: Config, out: Path, resume: Resume = "auto", score: Score | None = None) -> bool:
     """Train as `config` says in the run directory `out`, going on from its newest checkpoint if there is one.
 
@@ -43,8 +42,7 @@ def pretrain(config: Config, out: Path, resume: Resume = "auto", score: Score | 
     """
     device = choose_device(config.train.device)
     keep_large_blocks()
-    distributed.setup(device)
-    try:
+    with joined(device):
         dataset = open_dataset(config.data, seed=config.train.seed)
         if config.method.name == "supervised" and dataset.labels is None:
             raise UserError("Method supervised needs labels: give each class of images a folder of its own.")
@@ -55,10 +53,89 @@ def pretrain(config: Config, out: Path, resume: Resume = "auto", score: Score | 
             if distributed.is_main():
                 lines = describe(config, plan)
                 (out / "plan.txt").write_text("".join(f"{name:<12}{value}\n" for name, value in lines))
-            finished = fit(make_job(config, plan, method, dataset, run, device, score), run)
+            finished = fit(make_job(config, plan, method, dataset, out, device, score), run)
             if finished and distributed.is_main():
                 network, encoder = next(iter(method.encoders().items()))
-                save_encoder(out / "encoder.safetensors", encoder, card(config, network, plan.steps, encoder))
-        return finished
-    finally:
-        distributed.teardown()
+                card = EncoderCard.of_run(config, encoder.feature_dim, network, plan.steps)
+                save_encoder(out / "encoder.safetensors", encoder, card)
+    return finished
+
+
+def make_job(
+    config: Config,
+    plan: Plan,
+    method: Method,
+    dataset: Dataset,
+    out: Path,
+    device: torch.device,
+    score: Score | None,
+) -> Job:
+    """The method and its augmented batches, as the loop takes them."""
+    specs = view_specs(config.views, config.data.image_size)
+
+    def batches(start: int) -> ViewBatches:
+        loader = Loader(
+            dataset,
+            specs,
+            seed=config.train.seed,
+            batch_size=config.train.batch_size,
+            start=start,
+            stop=plan.steps,
+            rank=distributed.rank(),
+            world=plan.world,
+            device=device,
+            workers=config.data.workers,
+            bad_images=out / "bad_images.txt",
+        )
+        return ViewBatches(loader, specs)
+
+    return Job(
+        method=method,
+        batches=batches,
+        lr=plan.schedule.lr,
+        lr_peak=plan.schedule.lr_base,
+        steps=plan.steps,
+        steps_per_epoch=plan.steps_per_epoch,
+        train=config.train,
+        optim=config.optim,
+        monitor=config.monitor,
+        device=device,
+        validate=None if score is None else lambda: score(method.encoders()),
+        validate_every=config.monitor.knn_every * plan.steps_per_epoch,
+    )
+
+
+@dataclass(frozen=True)
+class ViewBatch:
+    """One step's images, augmented micro-batch by micro-batch."""
+
+    batch: Batch
+    specs: tuple[ViewSpec, ...]
+
+    @property
+    def step(self) -> int:
+        return self.batch.step
+
+    @property
+    def wait(self) -> float:
+        return self.batch.wait
+
+    def inputs(self, i: int, n: int) -> tuple[list[Tensor], Tensor | None]:
+        micro = self.batch.chunk(i, n)
+        return render(micro.images, micro.draws, self.specs, channels_last=True), micro.labels
+
+
+class ViewBatches:
+    """A loader whose batches come out as views."""
+
+    def __init__(self, loader: Loader, specs: tuple[ViewSpec, ...]) -> None:
+        self.loader, self.specs = loader, specs
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.loader.close()
+
+    def __iter__(self) -> Iterator[ViewBatch]:
+        return (ViewBatch(batch, self.specs) for batch in self.loader)

@@ -86,6 +86,17 @@ def lost_process() -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def joined(device: torch.device) -> Iterator[None]:
+    """Inside, the processes that torchrun started work together; a lost one is a `ProcessLost`."""
+    distributed.setup(device)
+    try:
+        with lost_process():
+            yield
+    finally:
+        distributed.teardown()
+
+
 def _is_lost_peer(error: RuntimeError) -> bool:
     if isinstance(error, dist.DistError):
         return True

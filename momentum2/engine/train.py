@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
@@ -26,9 +26,12 @@ from momentum2.seeds import derive
 class StepBatch(Protocol):
     """This process's part of the batch of one step."""
 
-    step: int
-    wait: float  # seconds that the loop waited for it
-    size: int  # images of the global batch
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def wait(self) -> float:
+        """Seconds that the loop waited for it."""
 
     def inputs(self, i: int, n: int) -> tuple[Any, ...]:
         """Arguments of the method for micro-batch i of n."""
@@ -44,6 +47,7 @@ class Job:
     lr: Callable[[int], float]
     steps: int
     steps_per_epoch: int
+    lr_peak: float
     train: TrainConfig
     optim: OptimConfig
     monitor: MonitorConfig
@@ -55,7 +59,7 @@ class Job:
 def fit(job: Job, run: Run) -> bool:
     """Train to the end, from the run's newest checkpoint if it has one; False if a signal stopped it before."""
     method, t, device, world = job.method, job.train, job.device, distributed.world_size()
-    optimizer = build_optimizer(method, job.optim)
+    optimizer = build_optimizer(method.named_parameters(), job.optim, job.lr_peak, method.constant_lr)
     run.check_space(method)
     saved = run.checkpoints.load()
     start = saved.step if saved else 0
@@ -66,8 +70,10 @@ def fit(job: Job, run: Run) -> bool:
     torch.set_num_threads(threads)
     parameters = [p for p in method.parameters() if p.requires_grad]
     model: nn.Module = method.train()
+    all_but_last: Callable[[], AbstractContextManager[None]] = nullcontext  # of the micro-batches
     if world > 1:  # buffers stay with their process: whose statistics count is the method's business
         model = DistributedDataParallel(method, broadcast_buffers=False)
+        all_but_last = model.no_sync
     if t.compile:
         model = torch.compile(model)  # type: ignore[assignment]
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=use_bf16(t.precision, device))
@@ -85,8 +91,7 @@ def fit(job: Job, run: Run) -> bool:
             loss = torch.zeros((), device=device)
             for i in range(t.accumulate):
                 inputs = batch.inputs(i, t.accumulate)
-                wait_for_last = world > 1 and i < t.accumulate - 1
-                with model.no_sync() if wait_for_last else nullcontext():
+                with all_but_last() if i < t.accumulate - 1 else nullcontext():
                     with autocast:
                         output = model(*inputs)
                     (output.loss / t.accumulate).backward()
@@ -99,7 +104,7 @@ def fit(job: Job, run: Run) -> bool:
             look = done % job.monitor.log_every == 0 or done == job.steps
             watched = {"loss": loss, "grad_norm": norm, **output.metrics, **method.watch(k)} if look else {}
             method.after_step(k)
-            meter.count(batch.size, batch.wait)
+            meter.count(t.batch_size, batch.wait)
             if look:
                 distributed.all_reduce_mean_([loss])
                 values = {name: float(value) for name, value in watched.items()}
@@ -109,9 +114,11 @@ def fit(job: Job, run: Run) -> bool:
                 log.metrics(done, values)
                 for sentence in alarms.check(done, values):
                     log.alarm(done, sentence)
-            if job.validate and (done == job.steps or (job.validate_every and done % job.validate_every == 0)):
+            if job.validate and (
+                done == job.steps or (job.validate_every and done % job.validate_every == 0)
+            ):
                 log.metrics(done, job.validate())
-                method.train()
+                meter.read()  # the time of validation is not the steps'
             if done == job.steps or done % t.checkpoint_every == 0 or stop:
                 run.checkpoints.save(done, *collect(method, optimizer), {"threads": threads})
             if stop:

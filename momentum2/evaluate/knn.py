@@ -1,12 +1,49 @@
 """Weighted k nearest neighbours: the accuracy of features without training anything."""
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from momentum2.errors import UserError
+from momentum2.evaluate.by_features import judge, judge_floors
+from momentum2.evaluate.results import Result
+from momentum2.evaluate.subject import Subject
 
 _BLOCK = 2**25  # similarities that are in memory at a time
+
+
+@dataclass(frozen=True)
+class KnnOptions:
+    """How neighbours vote.
+
+    Args:
+        k: Neighbours that vote.
+        temperature: A neighbour at cosine similarity s votes with weight exp(s / temperature).
+        floors: Measure random initialisation and raw pixels too.
+    """
+
+    k: int = 20
+    temperature: float = 0.07
+    floors: bool = True
+
+
+def evaluate_knn(subject: Subject, options: KnnOptions | None = None) -> Result:
+    """Classify each test image by its nearest training images; nothing is trained."""
+    o = options or KnnOptions()
+
+    def classify(x: Tensor, y: Tensor, test: Tensor, classes: int) -> Tensor:
+        return knn_scores(x, y, test, classes, o.k, o.temperature)
+
+    return Result(
+        "knn",
+        subject.data_name,
+        subject.name,
+        judge(subject, classify),
+        judge_floors(subject, classify) if o.floors else {},
+        subject.settings | {"k": o.k, "temperature": o.temperature},
+    )
 
 
 def knn_scores(

@@ -1,6 +1,5 @@
 """L2-regularised logistic regression on features that are already there: a linear probe in seconds."""
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -53,21 +52,21 @@ def logits(x: Tensor, weights: Tensor) -> Tensor:
     return x @ weights[:-1] + weights[-1]
 
 
-def probe(x: Tensor, y: Tensor, test: Tensor, classes: int, seed: int) -> tuple[Tensor, float]:
-    """Class scores (m, classes) of the test features, and the strength that was used.
-
-    The strength is the one that does best on a held-out tenth of the training features; the test features have no
-    part in that. With it, all training features are fitted again.
-    """
-    held_out = torch.zeros(len(y), dtype=torch.bool)
-    held_out[torch.from_numpy(stratified(y.cpu().numpy(), HELD_OUT, seed))] = True
-    held_out = held_out.to(y.device)
+def choose_strength(x: Tensor, y: Tensor, classes: int, seed: int) -> float:
+    """The strength that does best on a held-out tenth of these training features; the stronger of equals."""
+    held_out = torch.zeros(len(y), dtype=torch.bool, device=y.device)
+    held_out[torch.from_numpy(stratified(y.cpu().numpy(), HELD_OUT, seed)).to(y.device)] = True
     scale = Standardise(x[~held_out])
-    fitted, best, strength = None, -np.inf, STRENGTHS[0]
-    for tried in STRENGTHS:  # from strong to weak, each from the minimum of the one before
-        fitted = fit_logistic(scale(x[~held_out]), y[~held_out], classes, tried, fitted)
-        accuracy, _ = top1_top5(logits(scale(x[held_out]), fitted), y[held_out])
-        if accuracy > best:
-            best, strength = accuracy, tried
+    inside, outside = scale(x[~held_out]), scale(x[held_out])
+    weights, accuracies = None, []
+    for strength in STRENGTHS:  # from strong to weak, each from the minimum of the one before
+        weights = fit_logistic(inside, y[~held_out], classes, strength, weights)
+        accuracies.append(top1_top5(logits(outside, weights), y[held_out])[0])
+    return STRENGTHS[accuracies.index(max(accuracies))]
+
+
+def probe(x: Tensor, y: Tensor, test: Tensor, classes: int, seed: int) -> Tensor:
+    """Class scores (m, classes) of test features (m, d), which have no part in choosing the strength."""
+    strength = choose_strength(x, y, classes, seed)
     scale = Standardise(x)
-    return logits(scale(test), fit_logistic(scale(x), y, classes, strength)), strength
+    return logits(scale(test), fit_logistic(scale(x), y, classes, strength))

@@ -3,7 +3,8 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,15 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from momentum2 import distributed
 from momentum2.errors import UserError
 from momentum2.seeds import derive
 
+RESULTS = "results.json"
+RANDOM, PIXELS = "random initialisation", "raw pixels"  # the networks that are floors
 RESAMPLES = 10_000
+
+Settings = dict[str, float | int | str | None]
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class Result:
     network: str
     accuracy: Accuracy
     floors: dict[str, float] = field(default_factory=dict)
-    settings: dict[str, float | int | str | None] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -105,7 +111,7 @@ def _ranks(scores: Tensor, labels: Tensor) -> Tensor:
     return before.sum(1)
 
 
-def read_results(path: Path) -> dict[str, dict[str, object]]:
+def read_results(path: Path) -> dict[str, dict[str, Any]]:
     """What a `results.json` holds; nothing if there is none."""
     if not path.exists():
         return {}
@@ -129,8 +135,27 @@ def write_result(path: Path, result: Result) -> None:
         raise UserError(f"{path} cannot be written ({error.strerror}); make it writable.") from None
 
 
-def print_result(result: Result, path: Path | None = None) -> None:
-    """Show a result on the terminal; `path` is where it was written."""
+def report(result: Result, directory: Path) -> None:
+    """Print a result and keep it in `results.json`; the floors that were kept there before are printed with it."""
+    if not distributed.is_main():
+        return
+    path = directory / RESULTS
+    before = [
+        entry
+        for entry in read_results(path).values()
+        if (entry["evaluation"], entry["data"]) == (result.evaluation, result.data)
+        and entry["network"] in (RANDOM, PIXELS)
+        and entry["network"] != result.network
+    ]
+    floors = {entry["network"]: entry["accuracy"]["top1"] for entry in before}
+    result = replace(result, floors={**result.floors, **floors})
+    print_result(result)
+    write_result(path, result)
+    print(f"written to {path}")
+
+
+def print_result(result: Result) -> None:
+    """Show a result on the terminal."""
     a, say = result.accuracy, Console(highlight=False, soft_wrap=True, markup=False).print
     say(f"{result.evaluation} of the {result.network} on {result.data}, {a.images:,} images")
     say(f"top-1  {a.top1:.2f} %  (95 % interval {a.low:.2f} to {a.high:.2f})")
@@ -145,5 +170,3 @@ def print_result(result: Result, path: Path | None = None) -> None:
         say("worst  " + ", ".join(f"{name} {value:.1f}" for name, value in ordered[:5]))
         say("best   " + ", ".join(f"{name} {value:.1f}" for name, value in ordered[-5:]))
     say("with   " + ", ".join(f"{name} {value}" for name, value in result.settings.items()))
-    if path is not None:
-        say(f"written to {path}")

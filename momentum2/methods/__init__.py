@@ -16,4 +16,4 @@ METHODS: dict[MethodName, type[BYOL | MoCo | SimSiam | SimCLR | Supervised]] = {
     "supervised": Supervised,
 }
 
-__all__ = ["METHODS", "BYOL", "Method", "MoCo", "Output", "SimCLR", "SimSiam", "Supervised"]
+__all__ = ["BYOL", "METHODS", "Method", "MoCo", "Output", "SimCLR", "SimSiam", "Supervised"]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from momentum2.backbones import Encoder
-from momentum2.config import Config
+from momentum2.config import Config, Network
 from momentum2.norms import convert_norms, momentum_norms
 from momentum2.schedules import Schedule
 from momentum2.teacher import MomentumTeacher
@@ -50,12 +50,19 @@ class Method(nn.Module, ABC):
             norm.commit()
 
     @abstractmethod
-    def encoders(self) -> dict[str, nn.Module]:
+    def encoders(self) -> dict[Network, Encoder]:
         """The encoders by name, the one to export first: `teacher` where there is one, and `student`."""
 
     def watch(self, k: int) -> dict[str, float | Tensor]:
         """Values of step k worth logging, taken before `after_step`."""
         return {}
+
+
+def encoder_of(network: nn.Module) -> Encoder:
+    """The encoder in a network that has a head behind it."""
+    encoder = network.get_submodule("encoder")
+    assert isinstance(encoder, Encoder)
+    return encoder
 
 
 class TeacherMethod(Method):
@@ -75,11 +82,8 @@ class TeacherMethod(Method):
         self.teacher.update(self.student, weight=self.schedule.m(k), statistics=self.schedule.alpha(k))
         super().after_step(k)
 
-    def encoders(self) -> dict[str, nn.Module]:
-        return {
-            "teacher": self.teacher.network.get_submodule("encoder"),
-            "student": self.student.get_submodule("encoder"),
-        }
+    def encoders(self) -> dict[Network, Encoder]:
+        return {"teacher": encoder_of(self.teacher.network), "student": encoder_of(self.student)}
 
     def watch(self, k: int) -> dict[str, float | Tensor]:
         values: dict[str, float | Tensor] = {"m": self.schedule.m(k)}

@@ -33,7 +33,11 @@ class MoCo(TeacherMethod):
         g = mlp(f.feature_dim, model.projector_hidden, model.projector_out, norm=False)
         super().__init__(config, schedule, f, g, devices)
         self.temperature = method.temperature
-        self.shuffle, self.seed, self.order = method.teacher_norm == "shuffle", config.train.seed, torch.Generator()
+        self.shuffle, self.seed, self.order = (
+            method.teacher_norm == "shuffle",
+            config.train.seed,
+            torch.Generator(),
+        )
         self.register_buffer("queue", F.normalize(torch.randn(method.queue_size, model.projector_out), dim=1))
         self.register_buffer("pointer", torch.zeros((), dtype=torch.long))
         self.keys: list[Tensor] = []  # of the micro-batches of this step

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from momentum2 import distributed
 from momentum2.backbones import Encoder
-from momentum2.config import Config
+from momentum2.config import Config, Network
 from momentum2.heads import mlp
-from momentum2.methods.method import Method, Output
+from momentum2.methods.method import Method, Output, encoder_of
 from momentum2.norms import convert_norms
 from momentum2.schedules import Schedule
 
@@ -42,5 +42,5 @@ class SimCLR(Method):
         z1, z2 = (F.normalize(self.student(v).float(), dim=1) for v in views[:2])  # N×d
         return Output(nt_xent(z1, z2, self.temperature), z1.detach(), {})
 
-    def encoders(self) -> dict[str, nn.Module]:
-        return {"student": self.student.encoder}
+    def encoders(self) -> dict[Network, Encoder]:
+        return {"student": encoder_of(self.student)}

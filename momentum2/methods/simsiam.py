@@ -2,14 +2,13 @@
 
 from collections import OrderedDict
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from momentum2.backbones import Encoder
-from momentum2.config import Config
+from momentum2.config import Config, Network
 from momentum2.heads import mlp, simsiam_projector
-from momentum2.methods.method import Method, Output
+from momentum2.methods.method import Method, Output, encoder_of
 from momentum2.norms import convert_norms
 from momentum2.schedules import Schedule
 
@@ -39,5 +38,5 @@ class SimSiam(Method):
         p1, p2 = self.h(z1), self.h(z2)  # N×d
         return Output(D(p1, z2) / 2 + D(p2, z1) / 2, z1.detach(), {})
 
-    def encoders(self) -> dict[str, nn.Module]:
-        return {"student": self.f.encoder}
+    def encoders(self) -> dict[Network, Encoder]:
+        return {"student": encoder_of(self.f)}

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from momentum2.backbones import Encoder
-from momentum2.config import Config
+from momentum2.config import Config, Network
 from momentum2.heads import classifier
 from momentum2.methods.method import Method, Output
 from momentum2.norms import convert_norms
@@ -42,5 +42,5 @@ class Supervised(Method):
         accuracy = (logits.argmax(1) == labels).float().mean()
         return Output(F.cross_entropy(logits, labels), h.detach(), {"accuracy": accuracy})
 
-    def encoders(self) -> dict[str, nn.Module]:
+    def encoders(self) -> dict[Network, Encoder]:
         return {"student": self.encoder}

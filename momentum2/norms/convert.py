@@ -1,23 +1,20 @@
 """Turn every batch norm of a network into another kind."""
 
-from typing import Literal
-
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from momentum2.config import Compat, NormName
 from momentum2.errors import UserError
 from momentum2.norms.base import PlainBatchNorm
-from momentum2.norms.momentum import Compat, MomentumBatchNorm
+from momentum2.norms.momentum import MomentumBatchNorm
 from momentum2.norms.split import SplitBatchNorm
 from momentum2.norms.synced import SyncedBatchNorm
-
-Kind = Literal["batch", "split", "synced", "momentum"]
 
 _TORCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _KNOWN = (*_TORCH, nn.SyncBatchNorm, PlainBatchNorm, SplitBatchNorm, SyncedBatchNorm, MomentumBatchNorm)
 
 
-def convert_norms(module: nn.Module, kind: Kind, devices: int = 1, compat: Compat = "paper") -> int:
+def convert_norms(module: nn.Module, kind: NormName, devices: int = 1, compat: Compat = "paper") -> int:
     """Make every batch norm inside `module` one of `kind`, in place; returns how many there are.
 
     Parameters stay the very same objects (an optimizer that holds them keeps working); statistics, device,
@@ -35,19 +32,19 @@ def convert_norms(module: nn.Module, kind: Kind, devices: int = 1, compat: Compa
         raise UserError(
             "A batch norm cannot replace itself; put it into a module, such as nn.Sequential, first."
         )
-    new: dict[_BatchNorm, _BatchNorm] = {}  # a norm used in two places stays one norm
-    for parent in list(module.modules()):
-        for name, child in parent._modules.items():
-            if isinstance(child, _BatchNorm):
-                if child not in new:
-                    new[child] = _converted(child, kind, devices, compat)
-                parent._modules[name] = new[child]
+    modules = list(module.modules())
+    # All are made before the first is put in place: an error leaves the network as it was.
+    new = {old: _converted(old, kind, devices, compat) for old in modules if isinstance(old, _BatchNorm)}
     if not new:
         raise UserError(f"{type(module).__name__} has no batch norm to convert.")
+    for parent in modules:
+        for name, child in parent._modules.items():
+            if isinstance(child, _BatchNorm):
+                parent._modules[name] = new[child]
     return len(new)
 
 
-def _converted(old: _BatchNorm, kind: Kind, devices: int, compat: Compat) -> _BatchNorm:
+def _converted(old: _BatchNorm, kind: NormName, devices: int, compat: Compat) -> _BatchNorm:
     if type(old) not in _KNOWN:
         raise UserError(f"{type(old).__name__} does more than batch norm, so it cannot be converted.")
     if old.running_mean is None:

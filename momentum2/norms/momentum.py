@@ -1,16 +1,15 @@
 """Momentum BN: normalise by the batch's statistics blended with a frozen history."""
 
 from collections.abc import Iterator
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from momentum2.config import Compat
+from momentum2.errors import UserError
 from momentum2.norms._functional import batch_norm
 from momentum2.norms.base import PlainBatchNorm
-
-Compat = Literal["paper", "official"]
 
 
 class MomentumBatchNorm(PlainBatchNorm):
@@ -63,6 +62,8 @@ class MomentumBatchNorm(PlainBatchNorm):
 
     @alpha.setter
     def alpha(self, value: float) -> None:
+        if not 0 <= value <= 1:
+            raise UserError(f"alpha is the weight of the current batch, between 0 and 1, not {value}.")
         self._alpha.fill_(value)
 
     def forward(self, input: Tensor) -> Tensor:

@@ -25,7 +25,9 @@ def test_byol_distance_is_two_minus_two_cosines():
     # ... which is the squared distance of the unit vectors
     unit_q, unit_z = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (q, z))
     assert np.isclose(expected, np.mean(((unit_q - unit_z) ** 2).sum(1)))
-    assert torch.isclose(distance(torch.tensor(q), torch.tensor(z)).double(), torch.tensor(expected), atol=1e-6)
+    assert torch.isclose(
+        distance(torch.tensor(q), torch.tensor(z)).double(), torch.tensor(expected), atol=1e-6
+    )
 
 
 def test_info_nce_is_the_log_share_of_the_positive():

@@ -1,0 +1,91 @@
+"""Training a classifier on labelled images, through the one loop: the linear head, or the whole network."""
+
+import copy
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from momentum2 import distributed
+from momentum2.backbones import Encoder
+from momentum2.config import Config, MethodConfig, ModelConfig, MonitorConfig, OptimConfig, TrainConfig, ViewsConfig
+from momentum2.data import Dataset
+from momentum2.engine.plan import resolve
+from momentum2.engine.pretrain import make_job
+from momentum2.engine.run import Resume, open_run
+from momentum2.engine.train import fit
+from momentum2.evaluate.subject import Subject
+from momentum2.methods import Supervised
+from momentum2.norms import convert_norms
+from momentum2.seeds import derive
+
+Validate = Callable[[Supervised], dict[str, float]]
+
+
+class Classifier(Encoder):
+    """Encoder and head as one network, whose features are class scores."""
+
+    def __init__(self, method: Supervised, classes: int) -> None:
+        super().__init__()
+        self.method, self.feature_dim = method, classes
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.method.head(self.method.encoder(x))  # type: ignore[no-any-return]
+
+
+def run_directory(subject: Subject, evaluation: str, out: str | None) -> Path:
+    """`out`, or by default a directory beside the weights."""
+    return Path(out) if out else subject.directory / evaluation / subject.name.replace(" ", "-")
+
+
+def classifier_config(
+    subject: Subject, images: Dataset, freeze: bool, epochs: int, batch_size: int, lr: float
+) -> Config:
+    """The whole run as a config. A digest of the weights and of the images' names stands for where they are."""
+    o, card = subject.options, subject.card
+    return Config(
+        method=MethodConfig("supervised", student_norm="synced", freeze_encoder=freeze),
+        model=ModelConfig(card.backbone, card.stem, card.width, weights=_digest(subject.encoder, images)),
+        data=o.data,
+        views=ViewsConfig("supervised"),
+        train=TrainConfig(
+            epochs=epochs,
+            batch_size=batch_size,
+            precision=o.precision,
+            seed=o.seed,
+            checkpoint_every=max(1, len(images) // max(1, batch_size)),
+            keep=1,
+            device=o.device,
+            threads=torch.get_num_threads(),
+        ),
+        optim=OptimConfig("sgd", lr, weight_decay=0.0, sgd_momentum=0.9),
+        # A frozen or supervised network may be as narrow as it likes: no alarms of collapse.
+        monitor=MonitorConfig(knn_every=1, collapse_std=0.0, collapse_rank=0.0),
+    )
+
+
+def train_classifier(
+    subject: Subject, config: Config, images: Dataset, out: Path, resume: Resume, validate: Validate | None = None
+) -> Supervised | None:
+    """Train on `images` in the run directory `out`; None if a signal stopped it. `validate` is called every epoch."""
+    plan = resolve(config, len(images), distributed.world_size())
+    torch.manual_seed(derive(config.train.seed, "head"))
+    encoder = copy.deepcopy(subject.encoder)
+    method = Supervised(config, plan.schedule, encoder, plan.devices, len(subject.labelled.class_names))
+    if any(isinstance(m, nn.BatchNorm1d) for m in method.head.modules()):
+        convert_norms(method.head, "synced")  # so that the number of processes makes no difference
+    method.to(subject.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    score = None if validate is None else lambda encoders: validate(method)
+    with open_run(out, config, resume) as run:
+        return method if fit(make_job(config, plan, method, images, out, subject.device, score), run) else None
+
+
+def _digest(encoder: nn.Module, images: Dataset) -> str:
+    state = {name: t.detach().cpu().contiguous() for name, t in encoder.state_dict().items()}
+    digest = hashlib.sha256(safetensors.torch.save(state))
+    for name in images.names:
+        digest.update(name.encode("utf-8", "surrogateescape") + b"\n")
+    return f"sha256:{digest.hexdigest()}"

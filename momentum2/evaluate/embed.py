@@ -1,0 +1,83 @@
+"""Features as a file, for whatever comes next: search, clustering, plots, other classifiers."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from momentum2 import distributed
+from momentum2.data import Dataset, open_dataset
+from momentum2.errors import UserError
+from momentum2.evaluate.features import Features
+from momentum2.evaluate.subject import Subject
+
+
+@dataclass(frozen=True)
+class EmbedOptions:
+    """Where features go.
+
+    Args:
+        out: File to write: .npz, or .parquet (needs the parquet extra).
+    """
+
+    out: str | None = None
+
+
+def embed(subject: Subject, options: EmbedOptions) -> int:
+    """Write the features of all images of `data.split`, with names and, where known, labels; returns how many.
+
+    An `.npz` has arrays `features` (n, d) float32, `paths` (n,), `labels` (n,) and `class_names`; a `.parquet` has
+    columns `path`, `label`, `class` and `features`. Neither has labels if the data has none.
+    """
+    path = Path(options.out or "")
+    if path.suffix not in (".npz", ".parquet"):
+        raise UserError("Say where the features go: --out FILE.npz or FILE.parquet.")
+    if not path.parent.is_dir():
+        raise UserError(f"The folder {path.parent} does not exist; make it, or choose another --out.")
+    write = _write_npz if path.suffix == ".npz" else _parquet_writer()
+    dataset = open_dataset(subject.options.data, seed=subject.options.seed)
+    found = subject.features(dataset)
+    if distributed.is_main():
+        temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
+        try:
+            with temporary.open("wb") as file:
+                write(file, found, dataset)
+            temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise UserError(f"{path} cannot be written ({error.strerror}); choose another --out.") from None
+    return len(found.features)
+
+
+def _paths(found: Features, dataset: Dataset) -> list[str]:
+    return [dataset.names[i] for i in found.indices.tolist()]
+
+
+def _write_npz(file: BinaryIO, found: Features, dataset: Dataset) -> None:
+    arrays = {"features": found.features.numpy(), "paths": np.array(_paths(found, dataset))}
+    if found.labels is not None:
+        arrays |= {"labels": found.labels.numpy(), "class_names": np.array(dataset.class_names)}
+    np.savez(file, allow_pickle=False, **arrays)
+
+
+def _parquet_writer() -> Callable[[BinaryIO, Features, Dataset], None]:
+    """The writer of .parquet files, asked for before the features are computed."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise UserError("Parquet files need pyarrow: pip install 'momentum2[parquet]', or use .npz.") from None
+
+    def write(file: BinaryIO, found: Features, dataset: Dataset) -> None:
+        x = found.features
+        columns = {"path": pa.array(_paths(found, dataset))}
+        if found.labels is not None and dataset.class_names is not None:
+            labels = found.labels.numpy()
+            columns |= {"label": pa.array(labels), "class": pa.array(np.array(dataset.class_names)[labels])}
+        columns["features"] = pa.FixedSizeListArray.from_arrays(pa.array(x.flatten().numpy()), x.shape[1])
+        pq.write_table(pa.table(columns), file)
+
+    return write

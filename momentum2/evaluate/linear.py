@@ -1,0 +1,98 @@
+"""Linear evaluation: how much a linear classifier gets out of frozen features."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from momentum2 import distributed
+from momentum2.engine.logging import read_metrics
+from momentum2.engine.run import Resume
+from momentum2.evaluate.by_features import judge, judge_floors
+from momentum2.evaluate.classifier import classifier_config, run_directory, train_classifier
+from momentum2.evaluate.features import evaluating
+from momentum2.evaluate.logistic import probe
+from momentum2.evaluate.results import Result, Settings, measure, top1_top5
+from momentum2.evaluate.subject import Subject
+from momentum2.methods import Supervised
+
+
+@dataclass(frozen=True)
+class LinearOptions:
+    """How the linear classifier is trained.
+
+    Args:
+        protocol: paper trains on random crops, by SGD; cached takes seconds: centre crops, L2 chosen on training images.
+        epochs: Passes over the training images (paper).
+        batch_size: Images per step, over all processes (paper).
+        lr: Learning rate per 256 images (paper; default: 0.2 for imagenet, else 0.5).
+        floors: Measure random initialisation and raw pixels too, always by the cached protocol.
+        out: Run directory of the head (default: beside the weights).
+        resume: auto goes on where the run directory is; never refuses to; must refuses to start anew.
+    """
+
+    protocol: Literal["paper", "cached"] = "paper"
+    epochs: int = 80
+    batch_size: int = 256
+    lr: float | None = None
+    floors: bool = True
+    out: str | None = None
+    resume: Resume = "auto"
+
+
+def evaluate_linear(subject: Subject, options: LinearOptions | None = None) -> Result | None:
+    """Accuracy of a linear classifier on the frozen encoder; None if a signal stopped its training."""
+    o = options or LinearOptions()
+    return _cached(subject, o.floors) if o.protocol == "cached" else _paper(subject, o)
+
+
+def _cached(subject: Subject, floors: bool) -> Result:
+    classify = partial(probe, seed=subject.options.seed)
+    return Result(
+        "linear cached",
+        subject.data_name,
+        subject.name,
+        judge(subject, classify),
+        judge_floors(subject, classify) if floors else {},
+        subject.settings,
+    )
+
+
+def _paper(subject: Subject, o: LinearOptions) -> Result | None:
+    data = subject.labelled
+    lr = o.lr if o.lr is not None else 0.2 if subject.options.data.name == "imagenet" else 0.5
+    config = classifier_config(subject, data.train, True, o.epochs, o.batch_size, lr)
+    out = run_directory(subject, "linear", o.out)
+    test = subject.features(data.test)  # of a frozen encoder: the same in every epoch
+    assert test.labels is not None
+    labels = test.labels
+
+    @torch.no_grad()
+    def scores(method: Supervised) -> Tensor:
+        with evaluating(method):
+            return method.head(test.features.to(subject.device)).cpu()  # type: ignore[no-any-return]
+
+    def validate(method: Supervised) -> dict[str, float]:
+        top1, top5 = top1_top5(scores(method), labels)
+        return {"top1": top1, "top5": top5}
+
+    method = train_classifier(subject, config, data.train, out, o.resume, validate)
+    if method is None:
+        return None
+    accuracy = measure(scores(method), labels, data.class_names, subject.options.seed)
+    settings = subject.settings | {"epochs": o.epochs, "batch size": o.batch_size, "lr": lr}
+    if distributed.is_main():
+        settings |= _best(out, len(data.train) // o.batch_size)
+    floors = judge_floors(subject, partial(probe, seed=subject.options.seed)) if o.floors else {}
+    cached = {f"{name} (cached)": top1 for name, top1 in floors.items()}
+    return Result("linear", subject.data_name, subject.name, accuracy, cached, settings)
+
+
+def _best(out: Path, steps_per_epoch: int) -> Settings:
+    """The best epoch on the test images: printed because others do, but the last one counts."""
+    epochs = [r for r in read_metrics(out / "metrics.jsonl") if "top1" in r and r["step"]]
+    best = max(epochs, key=lambda r: float(r["top1"]))
+    return {"best epoch": best["step"] / steps_per_epoch, "top-1 of the best epoch": best["top1"]}

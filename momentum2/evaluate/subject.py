@@ -1,0 +1,214 @@
+"""What is evaluated, and on what: an encoder from any source, and labelled images."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import torch
+from momentum2 import distributed
+from momentum2.arguments import config_from_file
+from momentum2.augment import ViewSpec
+from momentum2.backbones import Encoder
+from momentum2.config import DataConfig, Precision, Stem
+from momentum2.data import Dataset, open_dataset
+from momentum2.engine.device import choose_device
+from momentum2.engine.encoder import EncoderCard, Network, load_encoder, read_card
+from momentum2.engine.run import CONFIG
+from momentum2.errors import UserError
+from momentum2.evaluate.features import Features, extract
+from momentum2.evaluate.floors import Pixels, random_encoder
+from momentum2.evaluate.results import PIXELS, RANDOM, Settings
+
+Weights = Literal["given", "random", "pixels"]
+
+
+@dataclass(frozen=True)
+class SubjectOptions:
+    """Which network is evaluated on which images.
+
+    Args:
+        data: Labelled images: split to learn from, test_split to test on (default: the run's eval_data).
+        network: teacher or student (default: the teacher where there is one).
+        weights: given ones, or a floor instead: the architecture at random initialisation, or raw pixels.
+        backbone: Architecture of a state dict from elsewhere; a ResNet's is found by itself.
+        stem: Stem of a state dict from elsewhere.
+        width: Width of a state dict from elsewhere.
+        feature_batch: Images at a time where only features are computed.
+        precision: auto is bf16 where the device computes in it, else fp32.
+        device: auto, cpu, cuda, cuda:1, mps.
+        threads: CPU threads per process (default: torch's own choice); other numbers give other last bits.
+        seed: Seed of every random choice.
+    """
+
+    data: DataConfig = field(default_factory=lambda: DataConfig(name="none"))
+    network: Network | None = None
+    weights: Weights = "given"
+    backbone: str | None = None
+    stem: Stem | None = None
+    width: float | None = None
+    feature_batch: int = 256
+    precision: Precision = "fp32"
+    device: str = "auto"
+    threads: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Training and test images with one numbering of the classes."""
+
+    train: Dataset
+    test: Dataset
+    class_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An encoder on its device, with the data that it is to be evaluated on.
+
+    Args:
+        encoder: The network, or a floor.
+        name: What it is called in results: teacher, student, a file's name, or a floor.
+        card: Architecture and preprocessing of the given weights.
+        directory: Where the weights are, and results go.
+        options: As given, with the data filled in.
+        device: Where it computes.
+    """
+
+    encoder: Encoder
+    name: str
+    card: EncoderCard
+    directory: Path
+    options: SubjectOptions
+    device: torch.device
+
+    @property
+    def spec(self) -> ViewSpec:
+        """The view that is shown in evaluation: the centre, at the data's image size."""
+        return replace(self.card.view, size=self.options.data.image_size)
+
+    @property
+    def data_name(self) -> str:
+        data = self.options.data
+        kind = Path(data.root).resolve().name if data.root and data.name in ("folder", "archive", "list") else data.name
+        return f"{kind} {data.test_split}"
+
+    @property
+    def settings(self) -> Settings:
+        """What every evaluation of it depends on."""
+        o = self.options
+        return {
+            "image size": o.data.image_size,
+            "training images": len(self.labelled.train),
+            "steps": self.card.step,
+            "precision": o.precision,
+            "seed": o.seed,
+        }
+
+    @cached_property
+    def labelled(self) -> Labelled:
+        data = self.options.data
+        return check_labels(open_dataset(data, seed=self.options.seed), open_dataset(data, data.test_split))
+
+    def features(self, dataset: Dataset, encoder: Encoder | None = None) -> Features:
+        """Features of a data set by this encoder, or by another one, on the CPU."""
+        o = self.options
+        return extract(
+            encoder or self.encoder,
+            dataset,
+            self.spec,
+            batch_size=o.feature_batch,
+            device=self.device,
+            precision=o.precision,
+            workers=o.data.workers,
+        )
+
+    def floors(self) -> Iterator[tuple[str, Encoder]]:
+        """The built-in baselines; none for a floor itself."""
+        if self.name not in (RANDOM, PIXELS):
+            for weights in ("random", "pixels"):
+                yield _floor(weights, self.card, self.labelled.train, self.spec, self.options, self.device)
+
+
+def data_of(source: str | Path) -> DataConfig:
+    """The evaluation data of a run, as its config.yaml has it; for a file on its own, kind "none" at its image size."""
+    path = Path(source)
+    config = _directory(path) / CONFIG
+    if config.exists():
+        run = config_from_file(config)
+        unknown = replace(run.eval_data, image_size=run.data.image_size)
+        return unknown if run.eval_data.name == "none" else run.eval_data
+    card = read_card(path) if path.is_file() else None
+    return DataConfig(name="none", image_size=card.image_size if card else 224)
+
+
+@contextmanager
+def open_subject(source: str | Path, options: SubjectOptions | None = None) -> Iterator[Subject]:
+    """Load what is to be evaluated; the processes that torchrun started are joined until the end of the block.
+
+    Args:
+        source: A run directory, one of its checkpoints, an `encoder.safetensors` or another file of weights.
+        options: Its data of kind "none" stands for the run's own evaluation data.
+    """
+    options = options or SubjectOptions()
+    if options.feature_batch < 1:
+        raise UserError(f"--feature_batch must be at least 1, not {options.feature_batch}.")
+    device = choose_device(options.device)
+    distributed.setup(device)
+    try:
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        loaded = load_encoder(source, options.network, options.backbone, options.stem, options.width)
+        if options.data.name == "none":
+            options = replace(options, data=data_of(source))
+        if options.data.name == "none":
+            raise UserError(f"{source} has no evaluation data of its own: say which with --data.name and --data.root.")
+        encoder = loaded.encoder.to(device, memory_format=torch.channels_last)
+        subject = Subject(encoder, _name(Path(source), loaded.card), loaded.card, _directory(Path(source)), options, device)
+        if options.weights != "given":
+            train = open_dataset(options.data, seed=options.seed)
+            name, floor = _floor(options.weights, loaded.card, train, subject.spec, options, device)
+            subject = replace(subject, encoder=floor, name=name)
+        yield subject
+    finally:
+        distributed.teardown()
+
+
+def check_labels(train: Dataset, test: Dataset) -> Labelled:
+    """Both data sets, if a classifier can be trained on one and tested on the other."""
+    for dataset, what in ((train, "training"), (test, "test")):
+        if len(dataset) == 0:
+            raise UserError(f"There are no {what} images: name a split that has some.")
+        if dataset.labels is None or dataset.class_names is None:
+            raise UserError(f"The {what} images have no labels: put those of each class into a folder of its own.")
+    if train.class_names != test.class_names:
+        raise UserError(
+            f"The training images have {len(train.class_names or ())} classes and the test images"
+            f" {len(test.class_names or ())} others: evaluate on splits of one data set."
+        )
+    return Labelled(train, test, train.class_names or ())
+
+
+def _floor(
+    weights: str, card: EncoderCard, train: Dataset, spec: ViewSpec, options: SubjectOptions, device: torch.device
+) -> tuple[str, Encoder]:
+    if weights == "pixels":
+        return PIXELS, Pixels(spec.size)
+    return RANDOM, random_encoder(card, train, spec, options.seed, device, options.data.workers)
+
+
+def _directory(source: Path) -> Path:
+    """Where results go: the run's directory, also for its checkpoints; the directory of any other file."""
+    if source.is_dir():
+        return source if (source / CONFIG).exists() else source.parent.parent
+    return source.parent
+
+
+def _name(source: Path, card: EncoderCard) -> str:
+    if card.network is None:
+        return source.name
+    whole_run = not source.is_dir() or (source / CONFIG).exists()
+    return card.network if whole_run else f"{card.network} at step {card.step}"

@@ -1,0 +1,88 @@
+"""Weights for the tools that people already use. To add one: write its file, add its line."""
+
+import shutil
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from momentum2.augment import render
+from momentum2.config import DataConfig, DataName
+from momentum2.data import iterate, open_dataset
+from momentum2.engine.encoder import EncoderCard, Network, load_encoder
+from momentum2.engine.recalibrate import recalibrate as recalibrate_norms
+from momentum2.errors import UserError
+from momentum2.export import detectron2, huggingface, onnx, timm, torchvision
+from momentum2.export.model_card import model_card
+from momentum2.export.target import Target
+
+FORMATS: dict[str, Target] = {
+    "torchvision": torchvision.TARGET,
+    "timm": timm.TARGET,
+    "detectron2": detectron2.TARGET,
+    "onnx": onnx.TARGET,
+    "huggingface": huggingface.TARGET,
+}
+
+
+def export(
+    source: str | Path,
+    format: str,
+    out: str | Path,
+    network: Network | None = None,
+    recalibrate: str | Path | None = None,
+    licence: str = "unknown",
+) -> str:
+    """Write an encoder for another tool into the new folder `out`, whole or not at all, with a model card.
+
+    Args:
+        source: What `load_encoder` takes: a run directory, a checkpoint or a file of weights.
+        format: One of `FORMATS`.
+        out: A folder that does not exist yet, or is empty.
+        network: teacher or student; by default the teacher where the run has one.
+        recalibrate: A folder or archive of images, to measure the batch-norm statistics anew.
+        licence: Licence of the weights, for the model card.
+
+    Returns:
+        The lines of Python that load what was written.
+    """
+    if format not in FORMATS:
+        close = get_close_matches(format, FORMATS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(FORMATS)}."
+        raise UserError(f"There is no export format called {format!r}; {hint}")
+    source, out, target = Path(source), Path(out), FORMATS[format]
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists already; choose another --out or remove it.")
+    loaded = load_encoder(source, network)
+    if recalibrate is not None:
+        recalibrate_norms(loaded.encoder, _views(Path(recalibrate), loaded.card))
+    lines = target.lines(loaded, out)
+    card = model_card(loaded.card, source, lines, licence, Path(recalibrate).name if recalibrate else None)
+    temporary = out.with_name(f".tmp-{out.name}")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        target.write(loaded, temporary)
+        name = "README.md" if format == "huggingface" else "MODEL_CARD.md"  # the Hub shows the former
+        (temporary / name).write_text(card, encoding="utf-8")
+        temporary.replace(out)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written ({error.strerror}); choose another --out.") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return lines
+
+
+def _views(images: Path, card: EncoderCard, batch_size: int = 64) -> Iterator[Tensor]:
+    """The images as evaluations show them, shuffled, for a folder has them class by class."""
+    name: DataName = "folder" if images.is_dir() else "archive"
+    dataset = open_dataset(DataConfig(name, str(images), cache="off"))
+    if len(dataset) < 2:
+        raise UserError(f"{images} has {len(dataset)} image; batch norm needs at least 2 to be recalibrated.")
+    order = np.random.default_rng(0).permutation(len(dataset))
+    while len(dataset) % batch_size == 1:  # a single image has no variance where its map is 1x1
+        batch_size -= 1
+    for batch in iterate(dataset, card.view, batch_size, indices=order):
+        yield render(batch.images, batch.draws, (card.view,))[0]

@@ -1,0 +1,90 @@
+"""MODEL_CARD.md: what the weights are, how to load them, and how they came about."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from momentum2.arguments import config_from_file
+from momentum2.engine.encoder import EncoderCard
+from momentum2.engine.logging import read_metrics
+from momentum2.engine.run import CONFIG
+from momentum2.evaluate.results import read_results
+
+#: Settings that say where things lie on somebody's machine.
+_PRIVATE = ("root", "cache_dir", "weights", "device")
+#: Metrics of the training that say something about the weights.
+_TOLD = {"loss": "training loss", "knn_top1": "online kNN, top-1 (%)"}
+
+
+def run_of(source: Path) -> Path | None:
+    """The run directory that holds an encoder: named itself, or by its file or one of its checkpoints."""
+    return next((p for p in (source, *source.parents[:2]) if (p / CONFIG).is_file()), None)
+
+
+def model_card(card: EncoderCard, source: Path, lines: str, licence: str, recalibrated: str | None) -> str:
+    """The text of MODEL_CARD.md, with the front matter that the Hugging Face Hub reads."""
+    run = run_of(source)
+    parts = [
+        f"---\nlicense: {licence}\nlibrary_name: timm\npipeline_tag: image-feature-extraction\n---",
+        f"# {card.backbone}, pretrained by momentum2",
+        _table(_facts(card, run, licence, recalibrated)),
+        f"## Loading\n\n```python\n{lines}```",
+        f"## Numbers\n\n{_table(numbers) if (numbers := _numbers(run)) else 'None were measured.'}",
+    ]
+    if run:
+        parts.append(f"## Training\n\nThe whole recipe:\n\n```yaml\n{_recipe(run)}```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _facts(card: EncoderCard, run: Path | None, licence: str, recalibrated: str | None) -> dict[str, str]:
+    origin = (
+        f"{card.network} of {card.method} after {card.step:,} steps" if card.step is not None else "unknown"
+    )
+    plan = run / "plan.txt" if run else None
+    planned = plan.read_text(encoding="utf-8").splitlines() if plan and plan.is_file() else []
+    data = next((line.split(maxsplit=1)[1] for line in planned if line.startswith("data ")), None)
+    facts = {
+        "network": f"{card.backbone}, stem {card.stem}, width {card.width:g}, without classifier",
+        "output": f"{card.feature_dim} pooled features",
+        "input": f"RGB, {card.image_size} × {card.image_size}: the shorter side to "
+        f"{round(card.image_size / card.crop)} ({card.interpolation}, antialiased), its centre, scaled to [0, 1], "
+        f"minus {list(card.mean)}, divided by {list(card.std)}",
+        "origin": origin,
+        "training data": data or card.data or "unknown",
+        "licence": licence,
+        "written by": f"momentum2 {card.version}",
+    }
+    return facts | ({"batch norm": f"statistics measured anew on {recalibrated}"} if recalibrated else {})
+
+
+def _numbers(run: Path | None) -> dict[str, str]:
+    """What was measured: while training, and by `momentum2 evaluate`."""
+    if run is None:
+        return {}
+    numbers: dict[str, str] = {}
+    records = read_metrics(run / "metrics.jsonl") if (run / "metrics.jsonl").is_file() else []
+    for name, words in _TOLD.items():
+        found = [record for record in records if name in record]
+        if found:
+            numbers[words] = f"{found[-1][name]:.4g} at step {found[-1]['step']:,}"
+    for name, result in read_results(run / "results.json").items():
+        accuracy: Any = result.get("accuracy")
+        if accuracy:
+            interval = f"95 % interval {accuracy['low']:.2f} to {accuracy['high']:.2f}"
+            numbers[name.replace(" | ", ", ")] = f"top-1 {accuracy['top1']:.2f} % ({interval})"
+    return numbers
+
+
+def _recipe(run: Path) -> str:
+    settings = asdict(config_from_file(run / CONFIG))
+    public = {
+        section: {name: value for name, value in part.items() if name not in _PRIVATE}
+        for section, part in settings.items()
+    }
+    return yaml.safe_dump(public, sort_keys=False)
+
+
+def _table(rows: dict[str, str]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])

@@ -1,0 +1,76 @@
+"""What every target of an export has in common."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from momentum2.engine.encoder import EncoderCard, LoadedEncoder
+from momentum2.errors import UserError
+from momentum2.weights import RESNETS
+
+
+class Target(NamedTuple):
+    """A tool that weights go to.
+
+    `write` puts the files into an empty folder, or raises a `UserError` that says why the tool cannot have
+    this network; `lines` are the three lines of Python that load them from there.
+    """
+
+    write: Callable[[LoadedEncoder, Path], None]
+    lines: Callable[[LoadedEncoder, Path], str]
+    summary: str
+
+
+def state_of(loaded: LoadedEncoder) -> dict[str, Tensor]:
+    """The encoder's tensors with torchvision's names."""
+    return {name: tensor.detach().contiguous() for name, tensor in loaded.encoder.state_dict().items()}
+
+
+def preprocessing(card: EncoderCard) -> dict[str, Any]:
+    """What is done to an image before the network sees it, in the words of timm's data configs."""
+    return {
+        "input_size": [3, card.image_size, card.image_size],
+        "interpolation": card.interpolation,
+        "mean": list(card.mean),
+        "std": list(card.std),
+        "crop_pct": card.crop,
+        "crop_mode": "center",
+    }
+
+
+def write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def write_preprocessing(folder: Path, card: EncoderCard) -> None:
+    write_json(folder / "preprocessing.json", preprocessing(card))
+
+
+def require_resnet(card: EncoderCard, tool: str) -> None:
+    """Refuse what is not a ResNet of torchvision: `tool` has other names for its parts."""
+    if card.backbone not in RESNETS:
+        raise UserError(
+            f"{tool} has not torchvision's names for {card.backbone}, as it has for ResNets; export to torchvision "
+            "or onnx."
+        )
+
+
+def require_stem(card: EncoderCard, tool: str) -> None:
+    """Refuse any stem but the usual one."""
+    if card.stem != "imagenet":
+        raise UserError(
+            f"{tool} has no {card.backbone} with the 3x3 stem {card.stem}; export to onnx, or pretrain with "
+            "--model.stem imagenet."
+        )
+
+
+def require_width(card: EncoderCard, tool: str) -> None:
+    """Refuse any width but the usual one."""
+    if card.width != 1:
+        raise UserError(
+            f"{tool} has no {card.backbone} of width {card.width:g}; export to onnx, or pretrain with "
+            "--model.width 1."
+        )

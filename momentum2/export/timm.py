@@ -1,0 +1,33 @@
+"""For timm: its ResNets have torchvision's names, so the map is the identity."""
+
+from pathlib import Path
+
+from momentum2.engine.encoder import LoadedEncoder, save_encoder
+from momentum2.export.target import (
+    Target,
+    require_resnet,
+    require_stem,
+    require_width,
+    write_preprocessing,
+)
+
+
+def write(loaded: LoadedEncoder, folder: Path) -> None:
+    require_resnet(loaded.card, "timm")
+    require_stem(loaded.card, "timm")
+    require_width(loaded.card, "timm")
+    save_encoder(folder / "model.safetensors", loaded.encoder, loaded.card)
+    write_preprocessing(folder, loaded.card)
+
+
+def lines(loaded: LoadedEncoder, folder: Path) -> str:
+    path, name = folder.as_posix(), loaded.card.backbone
+    file = f"{path}/model.safetensors"
+    return (
+        "import json, timm\n"
+        f'model = timm.create_model("{name}", num_classes=0, checkpoint_path="{file}").eval()\n'
+        f'transform = timm.data.create_transform(**json.load(open("{path}/preprocessing.json")))\n'
+    )
+
+
+TARGET = Target(write, lines, "a checkpoint for timm.create_model (model.safetensors)")

@@ -1,0 +1,141 @@
+"""State dicts in files, ours and those of others: read safely, recognised, and loaded strictly by name."""
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from momentum2.config import Stem
+from momentum2.errors import UserError
+
+#: Where training scripts keep the state dict inside the object that they save.
+_NESTS = ("state_dict", "model", "model_state_dict")
+#: What wrappers and training scripts put before a network's names.
+_WRAPPERS = re.compile(r"((?:(?:module|_orig_mod|model|backbone|encoder|encoder_q|base_encoder)\.)*)(.*)")
+#: What torchvision's networks have and an encoder has not: classifiers, also those of Inception's training.
+_LEFT_OUT = ("fc.", "classifier.", "aux1.", "aux2.", "AuxLogits.")
+
+
+class Architecture(NamedTuple):
+    """The arguments of `backbones.build`."""
+
+    backbone: str
+    stem: Stem
+    width: float
+
+
+class ResNet(NamedTuple):
+    """What tells torchvision's ResNets apart."""
+
+    bottleneck: bool
+    blocks: tuple[int, int, int, int]
+    groups: int = 1
+    width_per_group: int = 64
+
+
+RESNETS = {
+    "resnet18": ResNet(False, (2, 2, 2, 2)),
+    "resnet34": ResNet(False, (3, 4, 6, 3)),
+    "resnet50": ResNet(True, (3, 4, 6, 3)),
+    "resnet101": ResNet(True, (3, 4, 23, 3)),
+    "resnet152": ResNet(True, (3, 8, 36, 3)),
+    "resnext50_32x4d": ResNet(True, (3, 4, 6, 3), 32, 4),
+    "resnext101_32x8d": ResNet(True, (3, 4, 23, 3), 32, 8),
+    "resnext101_64x4d": ResNet(True, (3, 4, 23, 3), 64, 4),
+    "wide_resnet50_2": ResNet(True, (3, 4, 6, 3), 1, 128),
+    "wide_resnet101_2": ResNet(True, (3, 4, 23, 3), 1, 128),
+}
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The state dict in a file of safetensors or of `torch.save`, which is read without running any code."""
+    if not path.is_file():
+        raise UserError(f"There is no weights file {path}.")
+    try:
+        content = (
+            load_file(path)
+            if path.suffix == ".safetensors"
+            else torch.load(path, map_location="cpu", weights_only=True)
+        )
+    except Exception as error:  # there is no end to what torch.load raises for damaged files
+        raise UserError(
+            f"{path} is not a readable state dict of tensors (.safetensors, or .pth from torch.save)."
+        ) from error
+    while isinstance(content, dict) and (nest := next((n for n in _NESTS if n in content), None)):
+        content = content[nest]
+    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
+        raise UserError(f"{path} has no state dict; save the network's state_dict() itself.")
+    return content
+
+
+def network_in(state: Mapping[str, Tensor], names: Collection[str], path: Path) -> dict[str, Tensor]:
+    """The one network in `state` that has some of `names`, without wrappers' prefixes and classifier.
+
+    Other networks in the file, such as projectors, are left out.
+    """
+    networks: dict[str, dict[str, Tensor]] = {}
+    for full, tensor in state.items():
+        prefix, name = _WRAPPERS.fullmatch(full).groups()  # type: ignore[union-attr]  # it matches everything
+        if not name.startswith(_LEFT_OUT):
+            networks.setdefault(prefix, {})[name] = tensor
+    found = [prefix for prefix, network in networks.items() if not network.keys().isdisjoint(names)]
+    if len(found) > 1:
+        raise UserError(f"{path} has several networks ({', '.join(found)}); save the one that you want.")
+    return networks[found[0]] if found else dict(state)
+
+
+def identify(
+    network: Mapping[str, Tensor], path: Path, backbone: str | None, stem: Stem | None, width: float | None
+) -> Architecture:
+    """What a network is, where its tensors tell and the caller does not.
+
+    A ResNet tells everything but the stride of a 3x3 stem; another network has to be named.
+    """
+    conv1 = network.get("conv1.weight")
+    if conv1 is None or conv1.dim() != 4 or "layer1.0.conv2.weight" not in network:
+        if backbone is None:
+            raise UserError(f"{path} does not hold a ResNet; name the backbone that it holds.")
+        return Architecture(backbone, stem or "imagenet", width or 1.0)
+    if stem is None and conv1.shape[2] == 3:
+        raise UserError(f"{path} has a 3x3 stem and does not tell its stride; name the stem, cifar or small.")
+    return Architecture(backbone or _resnet(network, path), stem or "imagenet", width or len(conv1) / 64)
+
+
+def _resnet(network: Mapping[str, Tensor], path: Path) -> str:
+    channels = len(network["conv1.weight"])
+    blocks = tuple(len({n.split(".")[1] for n in network if n.startswith(f"layer{i}.")}) for i in range(1, 5))
+    for name, kind in RESNETS.items():
+        inner = channels * kind.width_per_group // 64
+        if (
+            kind.bottleneck == ("layer1.0.conv3.weight" in network)
+            and kind.blocks == blocks
+            and network["layer1.0.conv2.weight"].shape[:2] == (inner * kind.groups, inner)
+        ):
+            return name
+    raise UserError(f"{path} does not hold a ResNet of torchvision; name the backbone that it holds.")
+
+
+def fill(encoder: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+    """Load `state` into the encoder, strictly by name and shape.
+
+    BN's `num_batches_tracked` may be missing, as it is in older files.
+    """
+    own = encoder.state_dict()
+    problems = {
+        "missing": [k for k in own.keys() - state.keys() if not k.endswith("num_batches_tracked")],
+        "unknown": state.keys() - own.keys(),
+        "of another shape": [k for k in own.keys() & state.keys() if own[k].shape != state[k].shape],
+    }
+    found = [f"{len(names)} {what} ({_some(names)})" for what, names in problems.items() if names]
+    if found:
+        raise UserError(f"The weights in {path} do not fit this backbone: {', '.join(found)}.")
+    encoder.load_state_dict({**own, **state})
+
+
+def _some(names: Collection[str]) -> str:
+    first = sorted(names)
+    return ", ".join(first[:5]) + (", ..." if len(first) > 5 else "")

@@ -1,0 +1,83 @@
+"""The recipes' numbers, as the papers give them."""
+
+import pytest
+
+from momentum2.augment import view_specs
+from momentum2.config import ViewsConfig
+from momentum2.errors import UserError
+
+
+def test_byol_at_224():
+    first, second = view_specs(ViewsConfig("byol"), 224)
+    for spec in (first, second):
+        assert spec.size == 224
+        assert spec.area == (0.08, 1.0)
+        assert spec.ratio == (3 / 4, 4 / 3)
+        assert (spec.flip_p, spec.jitter_p, spec.grey_p) == (0.5, 0.8, 0.2)
+        assert spec.jitter == (0.4, 0.4, 0.2, 0.1)
+        assert (spec.blur_kernel, spec.blur_sigma) == (23, (0.1, 2.0))
+        assert spec.mean == (0.485, 0.456, 0.406)
+        assert spec.std == (0.229, 0.224, 0.225)
+    assert (first.blur_p, second.blur_p) == (1.0, 0.1)
+    assert (first.solarize_p, second.solarize_p) == (0.0, 0.2)
+
+
+@pytest.mark.parametrize("recipe", ["moco_v2", "simsiam"])
+def test_moco_v2_and_simsiam(recipe):
+    first, second = view_specs(ViewsConfig(recipe), 224)
+    assert first == second
+    assert first.area == (0.2, 1.0)
+    assert first.jitter == (0.4, 0.4, 0.4, 0.1)
+    assert (first.jitter_p, first.grey_p, first.blur_p, first.solarize_p) == (0.8, 0.2, 0.5, 0.0)
+
+
+def test_supervised_and_evaluation():
+    (view,) = view_specs(ViewsConfig("supervised"), 224)
+    assert (view.area, view.flip_p, view.centre) == ((0.08, 1.0), 0.5, None)
+    assert view.jitter_p == view.grey_p == view.blur_p == view.solarize_p == 0
+    (view,) = view_specs(ViewsConfig("evaluation"), 224)
+    assert view.centre == 0.875
+    assert view.flip_p == view.jitter_p == view.grey_p == view.blur_p == view.solarize_p == 0
+
+
+def test_multicrop():
+    views = view_specs(ViewsConfig("multicrop", small_crops=6), 224)
+    assert [view.size for view in views] == [224] * 2 + [96] * 6
+    assert [view.area for view in views[:2]] == [(0.14, 1.0)] * 2
+    assert views[2].area == pytest.approx((0.05, 0.14))
+    assert [view.blur_p for view in views] == [1.0, 0.1] + [0.5] * 6
+    assert views[2].blur_kernel == 9
+
+
+@pytest.mark.parametrize("recipe", ["byol", "moco_v2", "simsiam", "supervised", "multicrop"])
+def test_small_images_are_not_blurred_and_not_cut_small(recipe):
+    for size in (32, 64):
+        for view in view_specs(ViewsConfig(recipe), size):
+            assert view.blur_p == 0
+            assert view.area[0] >= 0.2
+    assert view_specs(ViewsConfig("byol"), 96)[0].blur_p == 1
+
+
+def test_strengths():
+    config = ViewsConfig("byol", crop_min=0.5, colour=10, blur=0.5, solarize=10)
+    first, second = view_specs(config, 224)
+    assert first.area == (0.5, 1.0)
+    assert first.jitter == (4.0, 4.0, 2.0, 0.5)
+    assert (first.blur_p, second.blur_p) == (0.5, 0.05)
+    assert second.solarize_p == 1.0
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "message"),
+    [
+        (ViewsConfig(), 0, "data.image_size"),
+        (ViewsConfig(crop_min=0.0), 224, "crop_min"),
+        (ViewsConfig(crop_min=1.5), 224, "crop_min"),
+        (ViewsConfig(colour=-1), 224, "views.colour"),
+        (ViewsConfig("multicrop", small_crops=-1), 224, "small_crops"),
+        (ViewsConfig("multicrop", small_crops=2, small_size=96), 64, "small_size"),
+    ],
+)
+def test_bad_settings_are_one_sentence(config, size, message):
+    with pytest.raises(UserError, match=message):
+        view_specs(config, size)

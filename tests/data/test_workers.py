@@ -1,0 +1,85 @@
+"""Worker processes: order, and that their death or silence is noticed and nothing is left behind."""
+
+import multiprocessing
+import operator
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from momentum2.data.workers import AHEAD, Workers
+from momentum2.errors import UserError
+
+
+def test_results_come_in_order_and_jobs_are_taken_as_needed() -> None:
+    taken = []
+
+    def jobs() -> Iterator[int]:
+        for i in range(50):
+            taken.append(i)
+            yield i
+
+    with Workers(operator.neg, 2, str) as workers:
+        results = workers.map(jobs())
+        assert next(results) == 0
+        assert len(taken) == 2 * AHEAD
+        assert list(results) == [-i for i in range(1, 50)]
+    assert multiprocessing.active_children() == []
+
+
+def test_a_worker_that_dies_is_named() -> None:
+    with (
+        Workers(os._exit, 2, lambda job: f"job {job}") as workers,
+        pytest.raises(UserError, match=r"Worker process 0 \(pid \d+\) ended with exit code 3 at job 3"),
+    ):
+        list(workers.map([3, 4]))
+    assert multiprocessing.active_children() == []
+
+
+def test_a_worker_that_hangs_is_named() -> None:
+    begin = time.perf_counter()
+    with (
+        Workers(time.sleep, 1, lambda job: f"job {job}", timeout=1.0) as workers,
+        pytest.raises(UserError, match=r"has been busy with job 60 for 1 seconds"),
+    ):
+        list(workers.map([60]))
+    assert time.perf_counter() - begin < 30
+    assert multiprocessing.active_children() == []
+
+
+def test_an_error_in_a_worker_brings_its_traceback() -> None:
+    with (
+        Workers(operator.neg, 1, str) as workers,
+        pytest.raises(RuntimeError, match=r"(?s)Traceback.*TypeError"),
+    ):
+        list(workers.map(["text"]))
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.slow
+def test_workers_end_when_their_parent_is_killed() -> None:
+    program = (
+        "import multiprocessing, operator, time; from momentum2.data.workers import Workers;"
+        "workers = Workers(operator.neg, 2, str); list(workers.map([1, 2]));"
+        "print(*(child.pid for child in multiprocessing.active_children()), flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        parent.kill()
+    assert len(pids) == 2
+    deadline = time.monotonic() + 20
+    while any(_is_running(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,195 @@
+"""Real processes that agree: on files, errors, signals and losses of each other."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+WORLD = 2
+
+IMPORTS = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+from momentum2 import distributed
+from momentum2.config import Config, TrainConfig
+from momentum2.engine.checkpoint import Checkpoints
+from momentum2.engine.run import open_run
+from momentum2.engine.signals import StopSignal
+from momentum2.engine.together import lost_process
+from momentum2.errors import ProcessLost, SaidElsewhere, UserError
+"""
+
+FORK = """
+here, code, world = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+children = []
+for rank in range(world):
+    children.append(os.fork())
+    if children[-1] == 0:
+        for number, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(here / f"{name}{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.environ["RANK"] = str(rank)
+        distributed.setup(torch.device("cpu"))
+        exec(code)
+        distributed.teardown()
+        sys.exit()
+print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+"""
+
+
+class Ended(NamedTuple):
+    """How a process ended and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+
+def on_processes(code: str, here: Path, world: int = WORLD) -> list[Ended]:
+    """Run `code` in `world` processes that know each other (forks of one, which has imported already)."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    rendezvous = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS + FORK, str(here), textwrap.dedent(code), str(world)],
+        env=dict(os.environ, OMP_NUM_THREADS="1", **rendezvous),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return [
+        Ended(int(ended), (here / f"out{rank}").read_text(), (here / f"err{rank}").read_text())
+        for rank, ended in enumerate(done.stdout.split())
+    ]
+
+
+@pytest.mark.slow
+def test_each_process_gets_its_own_back_and_all_fall_back_together(tmp_path: Path):
+    code = """
+    checkpoints = Checkpoints(here / str(rank) / "checkpoints", 2, "")  # no shared file system
+    for step in (1, 2):
+        own = {"mean": torch.tensor([step + rank / 4])}
+        checkpoints.save(step, {"w": torch.full((3,), 10.0 * step)}, own, {})
+    found = checkpoints.load()
+    print(found.step, found.shared["w"].tolist(), found.own["mean"].item())
+    if rank == 0:
+        path = checkpoints.directory / "step-00000002" / "ranks.safetensors"
+        path.write_bytes(path.read_bytes()[:-1])
+    found = checkpoints.load()
+    print(found.step, found.shared["w"].tolist(), found.own["mean"].item())
+    """
+    first, second = on_processes(code, tmp_path)
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert first.out.splitlines() == ["2 [20.0, 20.0, 20.0] 2.0", "1 [10.0, 10.0, 10.0] 1.0"]
+    assert second.out.splitlines() == [
+        "2 [20.0, 20.0, 20.0] 2.25",
+        "1 [10.0, 10.0, 10.0] 1.25",
+    ]
+    assert "step-00000002 is damaged" in first.err
+    assert not (tmp_path / "1").exists()  # only process 0 writes
+
+    three = on_processes(
+        """
+    found = Checkpoints(here / "0" / "checkpoints", 2, "").load()
+    print(found.step, found.own["mean"].item())
+    """,
+        tmp_path,
+        world=3,
+    )
+    values = [float(process.out.split()[1]) for process in three]
+    assert values == [1.0, 1.25, 1.0]  # process 2 takes over what process 0 had
+
+
+@pytest.mark.slow
+def test_an_error_of_one_is_the_error_of_all_and_said_once(tmp_path: Path):
+    code = """
+    def tried(name, work):
+        try:
+            work()
+        except UserError as error:
+            print(name, type(error).__name__, error)
+
+    def with_other_seed():
+        with open_run(here / "a", Config(train=TrainConfig(seed=rank)), "auto"):
+            pass
+
+    def on_another_machine():  # process 1 sees the run, process 0 does not
+        place = here / f"disk{rank}"
+        if rank == 1:
+            place.mkdir()
+            (place / "config.yaml").touch()
+        with open_run(place, Config(), "auto"):
+            pass
+
+    def not_writable():
+        (here / "file").touch()
+        with open_run(here / "file", Config(), "auto"):
+            pass
+
+    def not_finite():
+        value = torch.tensor(float("nan") if rank == 1 else 1.0)
+        StopSignal().check(value, 3, Checkpoints(here / "none", 1, ""))
+
+    def not_saved():
+        own = {"m": torch.tensor([float("inf") if rank == 1 else 0.0])}
+        Checkpoints(here / "x", 1, "").save(1, {}, own, {})
+
+    for name, work in list(globals().items()):
+        if name in ("with_other_seed", "on_another_machine", "not_writable", "not_finite", "not_saved"):
+            tried(name, work)
+    """
+    processes = on_processes(code, tmp_path)
+    assert [p.code for p in processes] == [0, 0], processes[0].err + processes[1].err
+    said = [{line.split()[0]: line.split(maxsplit=2)[1:] for line in p.out.splitlines()} for p in processes]
+    expected = {
+        "with_other_seed": (1, "same settings"),
+        "on_another_machine": (0, "exists on another machine"),
+        "not_writable": (0, "cannot be written to"),
+        "not_finite": (0, "NaN or infinite in step 4"),
+        "not_saved": (1, "m is not finite after step 1"),
+    }
+    assert said[0].keys() == said[1].keys() == expected.keys()
+    for name, (speaker, words) in expected.items():
+        for rank in range(WORLD):
+            kind, sentence = said[rank][name]
+            assert kind == ("UserError" if rank == speaker else "SaidElsewhere"), name
+            assert words in sentence
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_stops_all_at_the_same_step_and_a_dead_one_is_named(tmp_path: Path):
+    code = """
+    checkpoints = Checkpoints(here / "none", 1, "")
+    with StopSignal() as stop:
+        for step in range(10):
+            if rank == 1 and step == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if stop.check(torch.tensor(1.0), step, checkpoints):
+                print("stopped at", step, flush=True)
+                break
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    try:
+        with lost_process():
+            checkpoints.save(1, {}, {"m": torch.ones(1)}, {})
+    except ProcessLost as error:
+        print(f"{time.monotonic() - begin:.0f} s:", error)
+    """
+    first, second = on_processes(code, tmp_path)
+    assert second.out == "stopped at 4\n"
+    assert second.code == -9
+    assert first.out.splitlines()[0] == "stopped at 4"
+    assert re.fullmatch(
+        r"\d s: Another process of this run was lost \(.*\); run the same command again to resume\.",
+        first.out.splitlines()[1],
+    )
+    assert first.code == 0, first.err

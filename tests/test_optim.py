@@ -1,0 +1,136 @@
+"""Optimizers against updates written out in float64; the groups of parameters; resuming."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from momentum2.config import OptimConfig
+from momentum2.optim import LARS, build_optimizer, set_lr
+
+LRS = [0.5, 0.3, 0.0, 0.2, 0.1]
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
+
+
+def by_hand(config: OptimConfig, weights: dict[str, np.ndarray], gradients: list[dict[str, np.ndarray]]):
+    """One parameter at a time, plain numpy: (weights, velocities) after the given gradients."""
+    w = {name: value.copy() for name, value in weights.items()}
+    v = {name: np.zeros_like(value) for name, value in weights.items()}
+    for lr, step in zip(LRS, gradients, strict=True):
+        for name, g in step.items():
+            excluded = config.exclude_bias_and_norm and w[name].ndim == 1
+            decay = 0.0 if excluded else config.weight_decay
+            update = g + decay * w[name]
+            if config.name == "sgd":
+                v[name] = config.sgd_momentum * v[name] + update
+                w[name] = w[name] - lr * v[name]
+                continue
+            norm_w, norm_g = np.sqrt((w[name] ** 2).sum()), np.sqrt((g**2).sum())
+            trust = 1.0
+            if not excluded and norm_w > 0 and norm_g > 0:
+                trust = config.lars_eta * norm_w / (norm_g + decay * norm_w)
+            v[name] = config.sgd_momentum * v[name] + lr * trust * update
+            w[name] = w[name] - v[name]
+    return w, v
+
+
+@pytest.mark.parametrize("exclude", [True, False])
+@pytest.mark.parametrize("name", ["sgd", "lars"])
+def test_steps_equal_the_update_by_hand(name: str, exclude: bool) -> None:
+    config = OptimConfig(name=name, weight_decay=0.1, lars_eta=0.02, exclude_bias_and_norm=exclude)
+    net = network().double().to(memory_format=torch.channels_last)
+    start = {n: p.detach().numpy().copy() for n, p in net.named_parameters()}
+    rng = np.random.default_rng(1)
+    gradients = [{n: rng.normal(size=w.shape) for n, w in start.items()} for _ in LRS]
+    gradients[1]["3.weight"][:] = 0  # a gradient of zero, and a weight of zero (BN's bias at the start)
+    optimizer = build_optimizer(net.named_parameters(), config, LRS[0])
+    for lr, step in zip(LRS, gradients, strict=True):
+        set_lr(optimizer, lr)
+        for n, p in net.named_parameters():
+            p.grad = torch.from_numpy(step[n])
+        optimizer.step()
+    weights, velocities = by_hand(config, start, gradients)
+    for n, p in net.named_parameters():
+        np.testing.assert_allclose(p.detach().numpy(), weights[n], rtol=1e-12, atol=1e-13, err_msg=n)
+        buffer = optimizer.state[p]["momentum_buffer"]
+        np.testing.assert_allclose(buffer.numpy(), velocities[n], rtol=1e-12, atol=1e-13, err_msg=n)
+
+
+def test_lars_survives_zero_norms():
+    still, zero = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.zeros(2, 2))
+    optimizer = LARS([{"params": [still, zero]}], lr=1.0)
+    still.grad, zero.grad = torch.zeros(2, 2), torch.ones(2, 2)
+    optimizer.step()
+    assert torch.equal(still.detach(), torch.ones(2, 2))
+    assert torch.equal(zero.detach(), -torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars"])
+def test_bias_and_norm_are_excluded_on_request(name: str):
+    net = network()
+    config = OptimConfig(name, weight_decay=0.1, exclude_bias_and_norm=True)
+    groups = build_optimizer(net.named_parameters(), config, lr=1.0).param_groups
+    decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+    assert decayed == {id(net[0].weight), id(net[3].weight)}
+    assert all(bool(group["weight_decay"]) == group["adapt"] for group in groups)
+    everything = build_optimizer(
+        net.named_parameters(), OptimConfig(name, weight_decay=0.1), lr=1.0
+    ).param_groups
+    assert len(everything) == 1
+
+
+def test_constant_lr_and_frozen_parameters():
+    net = network()
+    net[0].requires_grad_(False)
+    optimizer = build_optimizer(net.named_parameters(), OptimConfig(), lr=2.0, constant_lr=("3.",))
+    set_lr(optimizer, 0.5)
+    lrs = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert lrs == {
+        id(p): 2.0 if name.startswith("3.") else 0.5 for name, p in net.named_parameters() if name[0] != "0"
+    }
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars"])
+def test_the_state_is_one_tensor_a_parameter_and_resumes_exactly(name: str) -> None:
+    config = OptimConfig(name=name, exclude_bias_and_norm=True)
+
+    def new() -> nn.Module:
+        torch.manual_seed(0)
+        return network().double().to(memory_format=torch.channels_last)
+
+    def optimizer_of(net: nn.Module) -> torch.optim.Optimizer:
+        return build_optimizer(net.named_parameters(), config, LRS[0])
+
+    def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+        for k in steps:
+            set_lr(optimizer, LRS[k])
+            x = torch.randn(5, 3, 3, 3, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
+            optimizer.zero_grad()
+            net(x).square().sum().backward()
+            optimizer.step()
+
+    whole = new()
+    train(whole, optimizer_of(whole), range(5))
+
+    first = new()
+    first_optimizer = optimizer_of(first)
+    train(first, first_optimizer, range(2))
+    saved = {
+        (n, key): value.clone(memory_format=torch.contiguous_format)  # as a file would give it back
+        for n, p in first.named_parameters()
+        for key, value in first_optimizer.state[p].items()
+    }
+    assert {key for _, key in saved} == {"momentum_buffer"}
+    second = new()
+    second.load_state_dict(first.state_dict())
+    second_optimizer = optimizer_of(second)
+    parameters = dict(second.named_parameters())
+    for (n, key), value in saved.items():
+        assert value.shape == parameters[n].shape
+        second_optimizer.state[parameters[n]][key] = value
+    train(second, second_optimizer, range(2, 5))
+    for a, b in zip(whole.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
