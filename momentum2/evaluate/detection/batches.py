@@ -26,7 +26,6 @@ class DetectionBatch:
 
     step: int
     wait: float
-    size: int
     views: list[tuple[Tensor, Target]]
     device: torch.device
 
@@ -82,7 +81,7 @@ class Batches:
 
     def _batch(self, step: int, views: list[tuple[Tensor, Target]], began: float) -> DetectionBatch:
         wait = time.perf_counter() - began
-        return DetectionBatch(step, wait, self.sampler.batch_size, views, self.device)
+        return DetectionBatch(step, wait, views, self.device)
 
     def _share(self, step: int) -> list[tuple[int, int]]:
         """(place in the global batch, image) of this process's part."""

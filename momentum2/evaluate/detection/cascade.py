@@ -5,7 +5,7 @@ As in Detectron2, box regression is shared by the classes, the gradients of the 
 they meet the features, and the class probabilities are averaged over the stages.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ _roi_heads = torchvision.models.detection.roi_heads
 
 Features = dict[str, Tensor]
 Size = tuple[int, int]  # height, width
+RoIHeads = Any  # torchvision has no types
 
 
 class Stage(NamedTuple):
@@ -47,11 +48,11 @@ class ClassAgnosticPredictor(nn.Module):
 class CascadeRoIHeads(nn.Module):
     """In the place of a Mask R-CNN's `roi_heads`, whose poolers, mask branch and settings it takes over."""
 
-    def __init__(self, mask_rcnn: nn.Module, width: int, outputs: int) -> None:
+    def __init__(self, mask_rcnn: RoIHeads, width: int, outputs: int) -> None:
         super().__init__()
         pool = mask_rcnn.box_roi_pool
         flat = mask_rcnn.box_head.fc6.in_features
-        self.stages = nn.ModuleList(
+        self.stages: Any = nn.ModuleList(
             _roi_heads.RoIHeads(
                 box_roi_pool=pool,
                 box_head=_faster_rcnn.TwoMLPHead(flat, width),
@@ -72,7 +73,11 @@ class CascadeRoIHeads(nn.Module):
         self.mask_predictor = mask_rcnn.mask_predictor
 
     def forward(
-        self, features: Features, proposals: list[Tensor], sizes: list[Size], targets: list[Target] | None = None
+        self,
+        features: Features,
+        proposals: list[Tensor],
+        sizes: list[Size],
+        targets: list[Target] | None = None,
     ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
         """Detections (in evaluation mode) and losses (in training mode), as torchvision's `RoIHeads` gives them."""
         if self.training:
@@ -89,16 +94,22 @@ class CascadeRoIHeads(nn.Module):
             # Adds the true boxes, labels everything by this stage's IoU and draws a new sample.
             sample, matched, labels, offsets = stage.select_training_samples(proposals, targets)
             scores, deltas = self._box_branch(stage, features, sample, sizes)
-            losses[f"classifier_{k}"], losses[f"box_{k}"] = _roi_heads.fastrcnn_loss(scores, deltas, labels, offsets)
+            losses[f"classifier_{k}"], losses[f"box_{k}"] = _roi_heads.fastrcnn_loss(
+                scores, deltas, labels, offsets
+            )
             if k == 1:
                 losses["mask"] = self._mask_loss(features, sample, matched, labels, sizes, targets)
             proposals = [
                 boxes[~is_among(before, true) & ~is_empty(boxes)]
-                for boxes, before, true in zip(refine(stage, deltas, sample, sizes), sample, truth, strict=True)
+                for boxes, before, true in zip(
+                    refine(stage, deltas, sample, sizes), sample, truth, strict=True
+                )
             ]
         return losses
 
-    def _detect(self, features: Features, proposals: list[Tensor], sizes: list[Size]) -> list[dict[str, Tensor]]:
+    def _detect(
+        self, features: Features, proposals: list[Tensor], sizes: list[Size]
+    ) -> list[dict[str, Tensor]]:
         probability = torch.zeros(())
         for stage in self.stages:
             before = proposals
@@ -113,7 +124,7 @@ class CascadeRoIHeads(nn.Module):
         return [{**result, "masks": mask} for result, mask in zip(results, masks, strict=True)]
 
     def _box_branch(
-        self, stage: nn.Module, features: Features, boxes: list[Tensor], sizes: list[Size]
+        self, stage: RoIHeads, features: Features, boxes: list[Tensor], sizes: list[Size]
     ) -> tuple[Tensor, Tensor]:
         """Class scores N×(K+1) and box offsets N×4(K+1) of one stage, N over all images."""
         pooled = stage.box_roi_pool(features, boxes, sizes)
@@ -144,7 +155,7 @@ class CascadeRoIHeads(nn.Module):
         return loss
 
 
-def refine(stage: nn.Module, deltas: Tensor, boxes: list[Tensor], sizes: list[Size]) -> list[Tensor]:
+def refine(stage: RoIHeads, deltas: Tensor, boxes: list[Tensor], sizes: list[Size]) -> list[Tensor]:
     """Move boxes by the offsets (N×4 or more, the first four count), within the image, without a gradient."""
     moved = stage.box_coder.decode_single(deltas[:, :4].detach(), torch.cat(boxes))
     parts = moved.split([len(b) for b in boxes])

@@ -62,7 +62,9 @@ class CocoData:
         try:
             pixels = Encoded(path.read_bytes()).pixels()
         except (OSError, BadImage) as error:
-            raise UserError(f"{path} cannot be read ({error}); restore it or take it out of {self.source}.") from None
+            raise UserError(
+                f"{path} cannot be read ({error}); restore it or take it out of {self.source}."
+            ) from None
         if pixels.shape[:2] != (entry["height"], entry["width"]):
             raise UserError(
                 f"{path} is {pixels.shape[1]}×{pixels.shape[0]} pixels large, not {entry['width']}×{entry['height']} "
@@ -82,7 +84,9 @@ class CocoData:
                     f"{self.source} has objects without a mask, such as in {self._paths[i].name}; "
                     "choose --model retinanet or fcos."
                 )
-            target["masks"] = decode_masks([o["segmentation"] for o in objects], entry["height"], entry["width"])
+            target["masks"] = decode_masks(
+                [o["segmentation"] for o in objects], entry["height"], entry["width"]
+            )
         return target
 
     def classes(self, i: int) -> frozenset[int]:
@@ -105,7 +109,9 @@ def _load(path: Path) -> dict[str, list[Entry]]:
                         f"{path} is not in COCO's format: an entry of {section!r} lacks {min(keys - entry.keys())!r}."
                     )
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); check --data.root and --data.split.") from None
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); check --data.root and --data.split."
+        ) from None
     except (ValueError, TypeError, KeyError, AttributeError):
         raise UserError(f"{path} is not an annotation file in COCO's format.") from None
     return content  # type: ignore[no-any-return]
@@ -140,7 +146,10 @@ def _usable(
             if annotation.get("iscrowd"):
                 continue
             x, y, w, h = annotation["bbox"]
-            (x1, x2), (y1, y2) = np.clip((x, x + w), 0, entry["width"]), np.clip((y, y + h), 0, entry["height"])
+            (x1, x2), (y1, y2) = (
+                np.clip((x, x + w), 0, entry["width"]),
+                np.clip((y, y + h), 0, entry["height"]),
+            )
             if x2 <= x1 or y2 <= y1:
                 empty += 1
                 continue
@@ -163,8 +172,10 @@ def _path(folder: Path, entry: Entry) -> Path:
 
 
 def _refuse_missing(paths: list[Path], source: Path) -> None:
-    present = {folder: {p.name for p in folder.iterdir()} if folder.is_dir() else set() for folder in
-               {p.parent for p in paths}}
+    present = {
+        folder: {p.name for p in folder.iterdir()} if folder.is_dir() else set()
+        for folder in {p.parent for p in paths}
+    }
     missing = [p for p in paths if p.name not in present[p.parent]]
     if missing:
         raise UserError(

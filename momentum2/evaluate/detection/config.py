@@ -146,8 +146,8 @@ def _small(model: DetectorName) -> DetectConfig:
         schedule="epochs",
         encoder=EncoderConfig("resnet18", "small", 0.5),
         head=HeadConfig(fpn_channels=64, box_width=256, proposals=100, sampled=64),
-        data=DetectionDataConfig(short_edges=[80, 96, 112], test_short_edge=96, max_long_edge=128, workers=1),
+        data=DetectionDataConfig(short_edges=[64, 72, 80], test_short_edge=80, max_long_edge=160, workers=1),
         train=TrainConfig(epochs=4, batch_size=8, checkpoint_every=200),
-        optim=OptimConfig(lr=0.64, warmup_epochs=0.1, exclude_bias_and_norm=True, clip_norm=10.0),
+        optim=OptimConfig(lr=1.28, warmup_epochs=0.1, exclude_bias_and_norm=True, clip_norm=10.0),
         evaluate_every=1,
     )

@@ -99,13 +99,13 @@ class ShapesData:
 
 def open_data(config: DetectionDataConfig, training: bool, seed: int) -> DetectionData:
     """The images to train on, or those to evaluate on."""
-    split, count = (
-        (config.split, config.train_size) if training else (config.test_split, config.test_size)
-    )
+    split, count = (config.split, config.train_size) if training else (config.test_split, config.test_size)
     if count is not None and count < 1:
         raise UserError(f"--data.{'train' if training else 'test'}_size must be at least 1, not {count}.")
     if config.name == "shapes":
-        return ShapesData(split, config.test_short_edge, count or (_SHAPES_TRAIN if training else _SHAPES_TEST))
+        return ShapesData(
+            split, config.test_short_edge, count or (_SHAPES_TRAIN if training else _SHAPES_TEST)
+        )
     if config.root is None:
         raise UserError(f"--data.name {config.name} needs --data.root, the folder that holds annotations/.")
     root = Path(config.root)

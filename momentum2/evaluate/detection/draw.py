@@ -9,7 +9,10 @@ from torch import Tensor
 
 from momentum2.evaluate.detection.targets import Detections
 
-_COLOURS = ((230, 60, 60), (50, 130, 230), (60, 170, 75), (245, 150, 30), (145, 60, 190), (20, 170, 170), (240, 90, 190))
+_COLOURS = (
+    *((230, 60, 60), (50, 130, 230), (60, 170, 75), (245, 150, 30)),
+    *((145, 60, 190), (20, 170, 170), (240, 90, 190)),
+)
 _SMALLEST = 320  # pixels: smaller images are enlarged, so that the words can be read
 _GAP = 8
 
@@ -17,10 +20,12 @@ _GAP = 8
 def draw(image: Tensor, found: Detections, class_names: Sequence[str], threshold: float = 0.5) -> Image.Image:
     """The image uint8 (3, h, w) with box, mask, class and score of each detection above the threshold."""
     factor = max(1, -(-_SMALLEST // min(image.shape[1:])))
-    pixels = np.array(image.cpu().permute(1, 2, 0)).repeat(factor, 0).repeat(factor, 1)
+    pixels = image.cpu().permute(1, 2, 0).numpy().repeat(factor, 0).repeat(factor, 1)
     shown = (found["scores"] >= threshold).nonzero()[:, 0].tolist()
     if "masks" in found and shown:
-        masks = F.interpolate(found["masks"][None, shown].float().cpu(), scale_factor=factor)[0].bool().numpy()
+        masks = (
+            F.interpolate(found["masks"][None, shown].float().cpu(), scale_factor=factor)[0].bool().numpy()
+        )
         for mask, colour in zip(masks, _colours(found, shown), strict=True):
             pixels[mask] = (pixels[mask] * 0.55 + np.array(colour) * 0.45).astype(np.uint8)
     picture = Image.fromarray(pixels)

@@ -1,9 +1,7 @@
 """From settings to a run directory with a fine-tuned detector and its scores in it."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +15,7 @@ from momentum2.errors import UserError
 from momentum2.evaluate.detection.batches import Batches
 from momentum2.evaluate.detection.config import DetectConfig, EncoderConfig
 from momentum2.evaluate.detection.data import DetectionData, open_data
-from momentum2.evaluate.detection.plan import Plan, resolve
+from momentum2.evaluate.detection.plan import resolve
 from momentum2.evaluate.detection.report import Evaluation
 from momentum2.evaluate.detection.sampling import Sampler, repeat_factors
 from momentum2.evaluate.detection.saved import DETECTOR, DetectorCard, save_detector
@@ -31,7 +29,9 @@ def with_encoder(config: DetectConfig, run: str | None) -> tuple[DetectConfig, b
     """
     source = run if config.init in ("encoder", "random") else config.init
     if config.init == "encoder" and run is None:
-        raise UserError("Name the run whose encoder is to be fine-tuned, or choose --init random or --init FILE.")
+        raise UserError(
+            "Name the run whose encoder is to be fine-tuned, or choose --init random or --init FILE."
+        )
     loaded = load_encoder(source) if source is not None else None
     if loaded is not None:
         card = loaded.card
@@ -47,7 +47,9 @@ def make_sampler(config: DetectConfig, data: DetectionData) -> Sampler:
     """Who is shown when."""
     count = len(data.image_ids)
     threshold = config.data.repeat_threshold
-    factors = repeat_factors([data.classes(i) for i in range(count)], threshold) if threshold else np.ones(count)
+    factors = (
+        repeat_factors([data.classes(i) for i in range(count)], threshold) if threshold else np.ones(count)
+    )
     return Sampler(factors, config.train.seed, config.train.batch_size)
 
 
@@ -64,7 +66,9 @@ def finetune(config: DetectConfig, run: str | None, out: Path, resume: Resume = 
         data = open_data(config.data, training=True, seed=config.train.seed)
         test = open_data(config.data, training=False, seed=config.train.seed)
         if data.class_names != test.class_names:
-            raise UserError("The training and the test annotations list different classes; use files that agree.")
+            raise UserError(
+                "The training and the test annotations list different classes; use files that agree."
+            )
         sampler = make_sampler(config, data)
         plan = resolve(config, sampler.steps_per_epoch, distributed.world_size())
         card = DetectorCard(
@@ -78,7 +82,9 @@ def finetune(config: DetectConfig, run: str | None, out: Path, resume: Resume = 
         )
         detector = card.build(encoder).to(device)
         masks = config.model in ("mask_rcnn", "cascade_rcnn")
-        evaluation = Evaluation(detector, test, device, "lvis" if config.data.name == "lvis" else "coco", masks)
+        evaluation = Evaluation(
+            detector, test, device, "lvis" if config.data.name == "lvis" else "coco", masks
+        )
         batches = Batches(data, config.data, sampler, masks, plan.steps, device)
         job = Job(
             method=detector,
@@ -86,6 +92,7 @@ def finetune(config: DetectConfig, run: str | None, out: Path, resume: Resume = 
             lr=plan.lr,
             steps=plan.steps,
             steps_per_epoch=plan.steps_per_epoch,
+            lr_peak=plan.lr_base,
             train=config.train,
             optim=config.optim,
             monitor=config.monitor,

@@ -3,6 +3,7 @@
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,7 +17,9 @@ from momentum2.evaluate.detection.saved import DetectorCard
 log = logging.getLogger("momentum2")
 
 
-def detect_in_folder(detector: Detector, card: DetectorCard, folder: Path, out: Path, device: torch.device) -> int:
+def detect_in_folder(
+    detector: Detector, card: DetectorCard, folder: Path, out: Path, device: torch.device
+) -> int:
     """Write `detections.json` and a picture of each image, `pictures/NAME.png`; returns the number of images.
 
     An image that cannot be read is named in a warning and left out.
@@ -26,7 +29,7 @@ def detect_in_folder(detector: Detector, card: DetectorCard, folder: Path, out: 
     files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
     if not files:
         raise UserError(f"{folder} holds no images; check --images.")
-    found = []
+    found: list[dict[str, Any]] = []
     for path in files:
         try:
             pixels = Encoded(path.read_bytes()).pixels()

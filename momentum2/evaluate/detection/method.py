@@ -1,8 +1,12 @@
 """A detector as the training loop sees it."""
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
+from momentum2.backbones import Encoder
+from momentum2.config import Network
 from momentum2.evaluate.detection.targets import Detections, Target
 from momentum2.methods import Method
 from momentum2.methods.method import Output
@@ -33,10 +37,11 @@ class Detector(Method):
     def detect(self, image: Tensor) -> Detections:
         """What one image (3, h, w) in [0, 1] shows, best first; in evaluation mode."""
         (found,) = self.model([image])
-        result: Detections = {**found, "labels": found["labels"] - self.first_label}
+        labels = found["labels"] - self.first_label
+        result = Detections(boxes=found["boxes"], labels=labels, scores=found["scores"])
         if "masks" in found:
             result["masks"] = found["masks"][:, 0] > 0.5  # the probability of each pixel
         return result
 
-    def encoders(self) -> dict[str, nn.Module]:
-        return {"student": self.model.get_submodule("backbone.body")}
+    def encoders(self) -> dict[Network, Encoder]:
+        return {"student": cast(Encoder, self.model.get_submodule("backbone.body"))}

@@ -16,6 +16,7 @@ from momentum2.norms import SyncedBatchNorm, convert_norms
 _detection = torchvision.models.detection
 _pyramid = torchvision.ops.feature_pyramid_network
 _poolers = torchvision.ops.poolers
+AnchorGenerator: Any = _detection.anchor_utils.AnchorGenerator
 
 _MEASURE = 128  # side of the image that is used to find channels and strides
 _RATIOS = (0.5, 1.0, 2.0)  # height / width of the anchors
@@ -55,7 +56,7 @@ class Pyramid(nn.Module):
         return levels
 
 
-class Anchors(_detection.anchor_utils.AnchorGenerator):  # type: ignore[misc]
+class Anchors(AnchorGenerator):  # type: ignore[misc]
     """torchvision's anchors at the true strides of the levels (torchvision guesses them from the padded size).
 
     Args:
@@ -65,8 +66,12 @@ class Anchors(_detection.anchor_utils.AnchorGenerator):  # type: ignore[misc]
         offset: Where in its cell an anchor lies: 0 for the corner, 0.5 for the centre.
     """
 
-    def __init__(self, strides: list[int], scales: list[float], ratios: tuple[float, ...], offset: float = 0.0) -> None:
-        super().__init__(tuple(tuple(int(s * scale) for scale in scales) for s in strides), (ratios,) * len(strides))
+    def __init__(
+        self, strides: list[int], scales: list[float], ratios: tuple[float, ...], offset: float = 0.0
+    ) -> None:
+        super().__init__(
+            tuple(tuple(int(s * scale) for scale in scales) for s in strides), (ratios,) * len(strides)
+        )
         self.strides, self.offset = strides, offset
 
     def forward(self, images: Any, maps: list[Tensor]) -> list[Tensor]:
@@ -85,7 +90,12 @@ class _GroupNorm(nn.GroupNorm):
 
 
 def build_detector(
-    name: DetectorName, encoder: nn.Module, classes: int, head: HeadConfig, short_edge: int, max_long_edge: int
+    name: DetectorName,
+    encoder: nn.Module,
+    classes: int,
+    head: HeadConfig,
+    short_edge: int,
+    max_long_edge: int,
 ) -> nn.Module:
     """torchvision's module of that detector: images and targets to losses in training, else images to detections.
 
@@ -95,7 +105,9 @@ def build_detector(
     if not all(hasattr(encoder, f"layer{i}") for i in (1, 2, 3, 4)):
         raise UserError("Detectors are built on ResNets; choose a run whose backbone is one.")
     if head.fpn_channels % 32 and name == "fcos":
-        raise UserError(f"--head.fpn_channels must be a multiple of 32 for fcos (group norm), not {head.fpn_channels}.")
+        raise UserError(
+            f"--head.fpn_channels must be a multiple of 32 for fcos (group norm), not {head.fpn_channels}."
+        )
     two_stage = name in ("mask_rcnn", "cascade_rcnn")
     stages = ("layer1", "layer2", "layer3", "layer4") if two_stage else ("layer2", "layer3", "layer4")
     pyramid = Pyramid(encoder, stages, head.fpn_channels, dense=not two_stage)
@@ -108,9 +120,9 @@ def build_detector(
     return _BUILD[name](pyramid, classes, head, sizes)
 
 
-def _mask_rcnn(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str, Any]) -> nn.Module:
+def _mask_rcnn(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str, Any]) -> Any:
     channels, outputs = head.fpn_channels, classes + 1
-    model: nn.Module = _detection.MaskRCNN(
+    model: Any = _detection.MaskRCNN(
         pyramid,
         **sizes,
         rpn_anchor_generator=Anchors(pyramid.strides, [8], _RATIOS),
@@ -131,14 +143,14 @@ def _mask_rcnn(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str
     return model
 
 
-def _cascade_rcnn(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str, Any]) -> nn.Module:
+def _cascade_rcnn(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str, Any]) -> Any:
     model = _mask_rcnn(pyramid, classes, head, sizes)
     model.roi_heads = CascadeRoIHeads(model.roi_heads, head.box_width, classes + 1)
     return model
 
 
-def _retinanet(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str, Any]) -> nn.Module:
-    model: nn.Module = _detection.RetinaNet(
+def _retinanet(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str, Any]) -> Any:
+    model: Any = _detection.RetinaNet(
         pyramid,
         classes,
         **sizes,
@@ -148,17 +160,19 @@ def _retinanet(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str
     )
     for tower in (model.head.classification_head.conv, model.head.regression_head.conv):
         for layer in tower.modules():
-            if isinstance(layer, nn.Conv2d):  # torchvision's 0.01 is for 256 channels; keep its gain with fewer
+            if isinstance(
+                layer, nn.Conv2d
+            ):  # torchvision's 0.01 is for 256 channels; keep its gain with fewer
                 nn.init.normal_(layer.weight, std=0.01 * (256 / head.fpn_channels) ** 0.5)
     return model
 
 
-def _fcos(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str, Any]) -> nn.Module:
+def _fcos(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str, Any]) -> Any:
     fcos, channels, norm = _detection.fcos, head.fpn_channels, partial(_GroupNorm, 32)
     towers = fcos.FCOSHead(channels, 1, classes)
     towers.classification_head = fcos.FCOSClassificationHead(channels, 1, classes, norm_layer=norm)
     towers.regression_head = fcos.FCOSRegressionHead(channels, 1, norm_layer=norm)
-    model: nn.Module = _detection.FCOS(
+    model: Any = _detection.FCOS(
         pyramid,
         classes,
         **sizes,
@@ -170,7 +184,7 @@ def _fcos(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str, Any
     return model
 
 
-_BUILD: dict[DetectorName, Callable[[Pyramid, int, HeadConfig, dict[str, Any]], nn.Module]] = {
+_BUILD: dict[DetectorName, Callable[[Pyramid, int, HeadConfig, dict[str, Any]], Any]] = {
     "mask_rcnn": _mask_rcnn,
     "cascade_rcnn": _cascade_rcnn,
     "retinanet": _retinanet,
@@ -178,10 +192,10 @@ _BUILD: dict[DetectorName, Callable[[Pyramid, int, HeadConfig, dict[str, Any]], 
 }
 
 
-def _pool(pyramid: Pyramid, size: int) -> nn.Module:
+def _pool(pyramid: Pyramid, size: int) -> Any:
     """RoIAlign on the levels of the ResNet's stages, each box on the level of its size."""
     names = [str(i) for i in range(len(pyramid.fpn.inner_blocks))]
-    pool: nn.Module = torchvision.ops.MultiScaleRoIAlign(names, size, sampling_ratio=2)
+    pool: Any = torchvision.ops.MultiScaleRoIAlign(names, size, sampling_ratio=2)
     # Left alone, it would guess the scales from the first batch it sees, which a resumed run does not see.
     strides = pyramid.strides[: len(names)]
     pool.scales = [1 / stride for stride in strides]

@@ -1,6 +1,7 @@
 """Running a detector over many images, on all processes together."""
 
 import json
+
 import torch
 
 from momentum2 import distributed
@@ -44,5 +45,7 @@ def _gather(own: list[Detection], device: torch.device) -> list[Detection]:
     text = "".join(json.dumps(detection) + "\n" for detection in own).encode()
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.zeros(0, dtype=torch.uint8)
     everyone = bytes(distributed.gather(data.to(device), even=False).cpu().numpy())
-    return [json.loads(line) for line in everyone.splitlines()]
-
+    found = [json.loads(line) for line in everyone.splitlines()]
+    return sorted(
+        found, key=lambda detection: int(detection["image_id"])
+    )  # an order that all numbers of processes share

@@ -52,7 +52,9 @@ class Evaluation:
         (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         (out / "detections.json").write_text(json.dumps(self.detections), encoding="utf-8")
         with evaluating(self.detector):
-            grid([self._picture(i) for i in range(len(self.data.image_ids[:_SHOWN]))]).save(out / "predictions.png")
+            grid([self._picture(i) for i in range(len(self.data.image_ids[:_SHOWN]))]).save(
+                out / "predictions.png"
+            )
         self._print(out)
 
     def _picture(self, i: int) -> Image.Image:

@@ -60,7 +60,9 @@ def _use(parser: ArgumentParser, options: Namespace, arguments: list[str]) -> in
     try:
         data = open_data(config.data, training=False, seed=config.train.seed)
         if tuple(data.class_names) != tuple(card.class_names):
-            raise UserError(f"{run} finds other classes than these data have; check --data.name and --data.root.")
+            raise UserError(
+                f"{run} finds other classes than these data have; check --data.name and --data.root."
+            )
         masks = card.model in ("mask_rcnn", "cascade_rcnn")
         Evaluation(detector, data, device, "lvis" if config.data.name == "lvis" else "coco", masks).write(out)
     finally:
@@ -73,10 +75,16 @@ def _parser() -> ArgumentParser:
     parser.add_argument("run", nargs="?", default=None, help="Run directory or file of weights.")
     parser.add_argument("--out", type=str | None, default=None, help="The run directory of the fine-tuning.")
     resume: object = Resume
-    parser.add_argument("--resume", type=resume, default="auto", help="auto goes on; never and must refuse otherwise.")
+    parser.add_argument(
+        "--resume", type=resume, default="auto", help="auto goes on; never and must refuse otherwise."
+    )
     parser.add_argument("--eval-only", action="store_true", help="Evaluate the fine-tuned detector in RUN.")
-    parser.add_argument("--images", type=str | None, default=None, help="Run the detector in RUN on this folder.")
-    parser.add_argument("--config", action="config", help="YAML file of settings, such as a run's config.yaml")
+    parser.add_argument(
+        "--images", type=str | None, default=None, help="Run the detector in RUN on this folder."
+    )
+    parser.add_argument(
+        "--config", action="config", help="YAML file of settings, such as a run's config.yaml"
+    )
     parser.add_class_arguments(DetectConfig, None, as_group=True, sub_configs=False)
     return parser
 

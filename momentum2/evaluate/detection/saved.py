@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Self
 
 import safetensors.torch
+import torch
 from safetensors import SafetensorError, safe_open
 
 from momentum2 import backbones
 from momentum2.engine.checkpoint import sync_directory, write_synced
 from momentum2.errors import UserError
-from momentum2.evaluate.detection.config import DetectionDataConfig, DetectorName, EncoderConfig, HeadConfig
+from momentum2.evaluate.detection.config import DetectorName, EncoderConfig, HeadConfig
 from momentum2.evaluate.detection.method import Detector
 from momentum2.evaluate.detection.models import build_detector
 
@@ -43,6 +44,7 @@ class DetectorCard:
         model = build_detector(
             self.model, encoder, len(self.class_names), self.head, self.short_edge, self.max_long_edge
         )
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return Detector(model, background=self.model in ("mask_rcnn", "cascade_rcnn"))
 
 
@@ -59,7 +61,9 @@ def load_detector(source: Path) -> tuple[Detector, DetectorCard]:
     """The detector in a run directory or file, in evaluation mode."""
     path = source / DETECTOR if source.is_dir() else source
     if not path.exists():
-        raise UserError(f"{source} has no fine-tuned detector ({DETECTOR}); give the --out of momentum2 detect.")
+        raise UserError(
+            f"{source} has no fine-tuned detector ({DETECTOR}); give the --out of momentum2 detect."
+        )
     try:
         with safe_open(path, "pt") as file:
             card = DetectorCard.from_json((file.metadata() or {})[_CARD])
@@ -68,5 +72,7 @@ def load_detector(source: Path) -> tuple[Detector, DetectorCard]:
         detector = card.build(backbones.build(encoder.backbone, encoder.stem, encoder.width))
         detector.model.load_state_dict(state)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError):
-        raise UserError(f"{path} is damaged or is not a detector; give the --out of momentum2 detect.") from None
+        raise UserError(
+            f"{path} is damaged or is not a detector; give the --out of momentum2 detect."
+        ) from None
     return detector.eval(), card

@@ -33,7 +33,9 @@ def scaled_size(height: int, width: int, short_edge: int, max_long_edge: int) ->
 def resize(image: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tensor, Target]:
     """Image (3, h, w) in [0, 1] and its objects, at another size."""
     height, width = image.shape[1:]
-    image = F.interpolate(image[None], size, mode="bilinear", align_corners=False, antialias=True)[0].clamp(0, 1)
+    image = F.interpolate(image[None], size, mode="bilinear", align_corners=False, antialias=True)[0].clamp(
+        0, 1
+    )
     scale = torch.tensor((size[1] / width, size[0] / height)).repeat(2)
     target = {**target, "boxes": target["boxes"] * scale}
     if "masks" in target:
@@ -54,6 +56,7 @@ def flip(image: Tensor, target: Target) -> tuple[Tensor, Target]:
 
 def training_view(image: Tensor, target: Target, change: Draw, max_long_edge: int) -> tuple[Tensor, Target]:
     """uint8 (3, h, w) to float in [0, 1], scaled and perhaps flipped, with its objects."""
-    size = scaled_size(*image.shape[1:], change.short_edge, max_long_edge)
+    _, height, width = image.shape
+    size = scaled_size(height, width, change.short_edge, max_long_edge)
     scaled, target = resize(image.float() / 255, target, size)
     return flip(scaled, target) if change.flip else (scaled, target)

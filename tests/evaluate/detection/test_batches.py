@@ -14,13 +14,17 @@ from momentum2.evaluate.detection.targets import Target
 from momentum2.evaluate.detection.transforms import Draw, draw, flip, resize, scaled_size, training_view
 from momentum2.schedules import warmup_step_decay
 
-CONFIG = DetectionDataConfig(short_edges=[32, 40, 48], test_short_edge=40, max_long_edge=64, train_size=20, workers=1)
+CONFIG = DetectionDataConfig(
+    short_edges=[32, 40, 48], test_short_edge=40, max_long_edge=64, train_size=20, workers=1
+)
 
 
 def scene() -> tuple[torch.Tensor, Target]:
     masks = torch.zeros(1, 4, 6, dtype=torch.bool)
     masks[0, 1:3, 0:2] = True
-    return torch.rand(3, 4, 6), Target(boxes=torch.tensor([[0.0, 1, 2, 3]]), labels=torch.tensor([5]), masks=masks)
+    return torch.rand(3, 4, 6), Target(
+        boxes=torch.tensor([[0.0, 1, 2, 3]]), labels=torch.tensor([5]), masks=masks
+    )
 
 
 def test_a_flip_mirrors_pixels_boxes_and_masks() -> None:
@@ -59,7 +63,7 @@ def test_draws_depend_on_seed_step_and_place_alone() -> None:
     assert draws == [draw(CONFIG, 0, step, place) for step in range(40) for place in range(8)]
     assert draws != [draw(CONFIG, 1, step, place) for step in range(40) for place in range(8)]
     share = {edge: sum(d.short_edge == edge for d in draws) / len(draws) for edge in CONFIG.short_edges}
-    assert share == pytest.approx({edge: 1 / 3 for edge in CONFIG.short_edges}, abs=0.1)
+    assert share == pytest.approx(dict.fromkeys(CONFIG.short_edges, 1 / 3), abs=0.1)
     assert sum(d.flip for d in draws) / len(draws) == pytest.approx(0.5, abs=0.1)
 
 
@@ -134,7 +138,10 @@ def test_an_error_in_a_thread_reaches_the_loop() -> None:
 
 
 def test_the_learning_rate_falls_to_a_tenth_at_two_thirds_and_eight_ninths() -> None:
-    lr = [warmup_step_decay(0.02, k, 90_000, 1000) for k in (0, 500, 1000, 59_999, 60_000, 79_999, 80_000, 89_999)]
+    lr = [
+        warmup_step_decay(0.02, k, 90_000, 1000)
+        for k in (0, 500, 1000, 59_999, 60_000, 79_999, 80_000, 89_999)
+    ]
     assert lr == pytest.approx([2e-5, 0.02 * 0.5005, 0.02, 0.02, 2e-3, 2e-3, 2e-4, 2e-4])
 
 

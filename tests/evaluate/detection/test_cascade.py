@@ -13,8 +13,6 @@ SIZE = (100, 100)
 TRUE_BOX = [20.0, 20.0, 60.0, 60.0]
 
 
-
-
 def make_heads(classes: int = 2, sampled: int = 64) -> CascadeRoIHeads:
     """Heads on one level of 8 channels."""
     torch.manual_seed(0)
@@ -67,7 +65,9 @@ def test_each_stage_asks_for_more_overlap() -> None:
     heads = make_heads()
     assert [stage.iou for stage in STAGES] == [0.5, 0.6, 0.7]
     for stage, settings in zip(heads.stages, STAGES, strict=True):
-        _, labels = stage.assign_targets_to_proposals([proposals], [torch.tensor([TRUE_BOX])], [torch.tensor([2])])
+        _, labels = stage.assign_targets_to_proposals(
+            [proposals], [torch.tensor([TRUE_BOX])], [torch.tensor([2])]
+        )
         assert labels[0].tolist() == expected[settings.iou]
 
 
@@ -113,7 +113,10 @@ def test_every_stage_samples_anew_from_refined_boxes_and_the_truth() -> None:
     torch.testing.assert_close(given[1], torch.tensor([[14.0, 20.0, 54.0, 60.0], [72.0, 70.0, 92.0, 90.0]]))
     torch.testing.assert_close(given[2], torch.tensor([[14.0, 22.0, 54.0, 62.0], [72.0, 71.0, 92.0, 91.0]]))
     # IoU of the first box with the true one: 30·40/2000 = 0.6, 34·40/1840 = 0.74, 34·38/1908 = 0.68.
-    first_label = [labels[(boxes == before[0]).all(1)].item() for (boxes, labels), before in zip(taken, given, strict=True)]
+    first_label = [
+        labels[(boxes == before[0]).all(1)].item()
+        for (boxes, labels), before in zip(taken, given, strict=True)
+    ]
     assert first_label == [2, 2, 0]
     for boxes, labels in taken:  # the true box itself is always there, and positive
         assert labels[(boxes == torch.tensor(TRUE_BOX)).all(1)].tolist() == [2]
@@ -184,6 +187,8 @@ def test_an_image_without_objects() -> None:
         "labels": torch.zeros(0, dtype=torch.int64),
         "masks": torch.zeros(0, *SIZE, dtype=torch.bool),
     }
-    losses = make_heads().train()(features(), [torch.tensor([[10.0, 20.0, 50.0, 60.0]])], [SIZE], [nothing])[1]
+    losses = make_heads().train()(features(), [torch.tensor([[10.0, 20.0, 50.0, 60.0]])], [SIZE], [nothing])[
+        1
+    ]
     assert all(bool(loss.isfinite()) for loss in losses.values())
     assert losses["mask"] == 0

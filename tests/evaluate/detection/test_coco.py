@@ -20,7 +20,14 @@ SQUARE = [2.0, 1.0, 6.0, 1.0, 6.0, 5.0, 2.0, 5.0]  # x 2 to 6, y 1 to 5
 
 
 def object_(image: int, category: int, bbox: list[float], **more: Any) -> dict[str, Any]:
-    return {"id": 1, "image_id": image, "category_id": category, "bbox": bbox, "area": bbox[2] * bbox[3], **more}
+    return {
+        "id": 1,
+        "image_id": image,
+        "category_id": category,
+        "bbox": bbox,
+        "area": bbox[2] * bbox[3],
+        **more,
+    }
 
 
 def content(**changes: Any) -> dict[str, Any]:
@@ -32,7 +39,9 @@ def content(**changes: Any) -> dict[str, Any]:
     }
 
 
-def write(root: Path, values: dict[str, Any], name: str = "instances_train.json", folder: str = "train") -> Path:
+def write(
+    root: Path, values: dict[str, Any], name: str = "instances_train.json", folder: str = "train"
+) -> Path:
     (root / "annotations").mkdir(exist_ok=True)
     (root / folder).mkdir(exist_ok=True)
     for i in (3, 7):
@@ -162,7 +171,9 @@ def test_a_seeded_subset(tmp_path: Path) -> None:
 def test_lvis_finds_its_images_in_cocos_folders(tmp_path: Path) -> None:
     old = content(images=[{"id": 3, "file_name": "COCO_val2014_000000000003.jpg", "height": 8, "width": 10}])
     new = content(
-        images=[{"id": 3, "coco_url": "http://images.cocodataset.org/val2017/3.png", "height": 8, "width": 10}]
+        images=[
+            {"id": 3, "coco_url": "http://images.cocodataset.org/val2017/3.png", "height": 8, "width": 10}
+        ]
     )
     write(tmp_path, old, "lvis_v0.5_train.json", "train2017")
     write(tmp_path, new, "lvis_v1_train.json", "val2017")

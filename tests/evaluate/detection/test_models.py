@@ -98,7 +98,9 @@ def test_the_branches_are_the_papers() -> None:
     assert sum(isinstance(m, nn.Linear) for m in heads.get_submodule("box_head").modules()) == 2
 
 
-@pytest.mark.parametrize(("stem", "strides"), [("imagenet", [4, 8, 16, 32, 64]), ("small", [2, 4, 8, 16, 32])])
+@pytest.mark.parametrize(
+    ("stem", "strides"), [("imagenet", [4, 8, 16, 32, 64]), ("small", [2, 4, 8, 16, 32])]
+)
 def test_the_pyramid_knows_its_strides(stem: str, strides: list[int]) -> None:
     encoder = backbones.build("resnet18", stem, 0.125)  # type: ignore[arg-type]
     before = {k: v.clone() for k, v in encoder.state_dict().items()}
