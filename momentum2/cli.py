@@ -175,6 +175,17 @@ def evaluate(arguments: list[str]) -> int:
     return 0
 
 
+def detect(arguments: list[str]) -> int:
+    """Fine-tune a detector."""
+    try:
+        from momentum2.evaluate.detection.run import detect as run
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("faster_coco_eval"):
+            raise
+        raise UserError("momentum2 detect needs its extra: pip install 'momentum2[detection]'.") from None
+    return run(arguments)
+
+
 def embed(arguments: list[str]) -> int:
     """Write features to a file."""
     from momentum2.evaluate.embed import EmbedOptions
@@ -232,6 +243,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "views": (views, "a picture of what the network sees"),
     "pretrain": (pretrain, "pretrain into a run directory, or resume it"),
     "evaluate": (evaluate, "kNN, linear or semi-supervised accuracy of a run or weights file"),
+    "detect": (detect, "fine-tune a detector on an encoder, or use one; COCO and LVIS metrics"),
     "embed": (embed, "features of images, with their names, as a file"),
     "export": (export, "weights for torchvision, timm, detectron2, ONNX or Hugging Face"),
 }

@@ -11,6 +11,9 @@ DetectorName = Literal["mask_rcnn", "cascade_rcnn", "retinanet", "fcos"]
 DetectionDataName = Literal["shapes", "coco", "lvis"]
 ScheduleName = Literal["1x", "2x", "epochs"]
 
+#: The detectors with region proposals, a background class and a mask branch.
+TWO_STAGE: frozenset[DetectorName] = frozenset({"mask_rcnn", "cascade_rcnn"})
+
 
 @dataclass(frozen=True)
 class EncoderConfig:
@@ -116,7 +119,6 @@ def preset(model: DetectorName, data: DetectionDataName) -> DetectConfig:
 
 
 def _paper(model: DetectorName, data: DetectionDataName) -> DetectConfig:
-    two_stage = model in ("mask_rcnn", "cascade_rcnn")
     lvis = data == "lvis"
     images = DetectionDataConfig(
         name=data,
@@ -135,7 +137,9 @@ def _paper(model: DetectorName, data: DetectionDataName) -> DetectConfig:
         data=images,
         train=TrainConfig(batch_size=16, checkpoint_every=5000),
         # Per 256 images: 0.02 (two stages) or 0.01 (dense) for 16, as in Detectron2; 1000 steps of warm-up.
-        optim=OptimConfig(lr=0.32 if two_stage else 0.16, warmup_epochs=0.136, exclude_bias_and_norm=True),
+        optim=OptimConfig(
+            lr=0.32 if model in TWO_STAGE else 0.16, warmup_epochs=0.136, exclude_bias_and_norm=True
+        ),
         monitor=MonitorConfig(log_every=20),
     )
 

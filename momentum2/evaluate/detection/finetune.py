@@ -13,8 +13,10 @@ from momentum2.engine.run import Resume, open_run
 from momentum2.engine.train import Job, fit
 from momentum2.errors import UserError
 from momentum2.evaluate.detection.batches import Batches
-from momentum2.evaluate.detection.config import DetectConfig, EncoderConfig
+from momentum2.evaluate.detection.coco_eval import Style
+from momentum2.evaluate.detection.config import DetectConfig, DetectionDataConfig, EncoderConfig
 from momentum2.evaluate.detection.data import DetectionData, open_data
+from momentum2.evaluate.detection.method import Detector
 from momentum2.evaluate.detection.plan import resolve
 from momentum2.evaluate.detection.report import Evaluation
 from momentum2.evaluate.detection.sampling import Sampler, repeat_factors
@@ -53,6 +55,11 @@ def make_sampler(config: DetectConfig, data: DetectionData) -> Sampler:
     return Sampler(factors, config.train.seed, config.train.batch_size)
 
 
+def style(data: DetectionDataConfig) -> Style:
+    """Whose rules of evaluation hold."""
+    return "lvis" if data.name == "lvis" else "coco"
+
+
 def finetune(config: DetectConfig, run: str | None, out: Path, resume: Resume = "auto") -> bool:
     """Fine-tune and evaluate in the run directory `out`, going on from its newest checkpoint if there is one.
 
@@ -63,45 +70,16 @@ def finetune(config: DetectConfig, run: str | None, out: Path, resume: Resume = 
     distributed.setup(device)
     try:
         config, encoder = with_encoder(config, run)
-        data = open_data(config.data, training=True, seed=config.train.seed)
-        test = open_data(config.data, training=False, seed=config.train.seed)
+        data, test = (open_data(config.data, training, config.train.seed) for training in (True, False))
         if data.class_names != test.class_names:
             raise UserError(
                 "The training and the test annotations list different classes; use files that agree."
             )
-        sampler = make_sampler(config, data)
-        plan = resolve(config, sampler.steps_per_epoch, distributed.world_size())
-        card = DetectorCard(
-            model=config.model,
-            encoder=config.encoder,
-            head=config.head,
-            short_edge=config.data.test_short_edge,
-            max_long_edge=config.data.max_long_edge,
-            class_names=data.class_names,
-            category_ids=data.category_ids,
-        )
+        card = make_card(config, data)
         detector = card.build(encoder).to(device)
-        masks = config.model in ("mask_rcnn", "cascade_rcnn")
-        evaluation = Evaluation(
-            detector, test, device, "lvis" if config.data.name == "lvis" else "coco", masks
-        )
-        batches = Batches(data, config.data, sampler, masks, plan.steps, device)
-        job = Job(
-            method=detector,
-            batches=batches,
-            lr=plan.lr,
-            steps=plan.steps,
-            steps_per_epoch=plan.steps_per_epoch,
-            lr_peak=plan.lr_base,
-            train=config.train,
-            optim=config.optim,
-            monitor=config.monitor,
-            device=device,
-            validate=evaluation.headline if config.evaluate_every else None,
-            validate_every=config.evaluate_every * plan.steps_per_epoch,
-        )
+        evaluation = Evaluation(detector, test, device, style(config.data))
         with open_run(out, config, resume) as directory:
-            finished = fit(job, directory)
+            finished = fit(make_job(config, detector, data, evaluation, device), directory)
             if finished:
                 if distributed.is_main():
                     save_detector(out / DETECTOR, detector, card)
@@ -109,3 +87,42 @@ def finetune(config: DetectConfig, run: str | None, out: Path, resume: Resume = 
         return finished
     finally:
         distributed.teardown()
+
+
+def make_card(config: DetectConfig, data: DetectionData) -> DetectorCard:
+    """What the detector of these settings is."""
+    return DetectorCard(
+        model=config.model,
+        encoder=config.encoder,
+        head=config.head,
+        short_edge=config.data.test_short_edge,
+        max_long_edge=config.data.max_long_edge,
+        class_names=data.class_names,
+        category_ids=data.category_ids,
+    )
+
+
+def make_job(
+    config: DetectConfig,
+    detector: Detector,
+    data: DetectionData,
+    evaluation: Evaluation,
+    device: torch.device,
+) -> Job:
+    """What the loop turns."""
+    sampler = make_sampler(config, data)
+    plan = resolve(config, sampler.steps_per_epoch, distributed.world_size())
+    return Job(
+        method=detector,
+        batches=Batches(data, config.data, sampler, detector.masks, plan.steps, device),
+        lr=plan.lr,
+        steps=plan.steps,
+        steps_per_epoch=plan.steps_per_epoch,
+        lr_peak=plan.lr_base,
+        train=config.train,
+        optim=config.optim,
+        monitor=config.monitor,
+        device=device,
+        validate=evaluation.headline if config.evaluate_every else None,
+        validate_every=config.evaluate_every * plan.steps_per_epoch,
+    )

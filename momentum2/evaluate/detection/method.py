@@ -18,13 +18,14 @@ class Detector(Method):
 
     Args:
         model: The detector.
-        background: The model has a class 0 of its own, the background.
+        two_stage: It is an R-CNN: its class 0 is the background, and it finds masks.
     """
 
-    def __init__(self, model: nn.Module, background: bool) -> None:
+    def __init__(self, model: nn.Module, two_stage: bool) -> None:
         super().__init__(Schedule(K=1, lr_base=0.0))  # no norm here follows a schedule
         self.model = model
-        self.first_label = 1 if background else 0
+        self.masks = two_stage
+        self.first_label = 1 if two_stage else 0
 
     def forward(self, images: list[Tensor], targets: list[Target]) -> Output:  # type: ignore[override]
         """Sum of the detector's losses; images are (3, h, w) in [0, 1]."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from momentum2._torchvision import torchvision
 from momentum2.errors import UserError
 from momentum2.evaluate.detection.cascade import CascadeRoIHeads
-from momentum2.evaluate.detection.config import DetectorName, HeadConfig
+from momentum2.evaluate.detection.config import TWO_STAGE, DetectorName, HeadConfig
 from momentum2.norms import SyncedBatchNorm, convert_norms
 
 _detection = torchvision.models.detection
@@ -108,7 +108,7 @@ def build_detector(
         raise UserError(
             f"--head.fpn_channels must be a multiple of 32 for fcos (group norm), not {head.fpn_channels}."
         )
-    two_stage = name in ("mask_rcnn", "cascade_rcnn")
+    two_stage = name in TWO_STAGE
     stages = ("layer1", "layer2", "layer3", "layer4") if two_stage else ("layer2", "layer3", "layer4")
     pyramid = Pyramid(encoder, stages, head.fpn_channels, dense=not two_stage)
     sizes = {
@@ -117,7 +117,8 @@ def build_detector(
         "size_divisible": pyramid.strides[len(stages) - 1],
         "_skip_resize": True,  # in training
     }
-    return _BUILD[name](pyramid, classes, head, sizes)
+    model: nn.Module = _BUILD[name](pyramid, classes, head, sizes)
+    return model
 
 
 def _mask_rcnn(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str, Any]) -> Any:

@@ -23,11 +23,9 @@ _NAMES = {"bbox": "boxes", "segm": "masks"}
 class Evaluation:
     """Evaluates one detector on one test set, once for each state of its weights."""
 
-    def __init__(
-        self, detector: Detector, data: DetectionData, device: torch.device, style: Style, masks: bool
-    ) -> None:
+    def __init__(self, detector: Detector, data: DetectionData, device: torch.device, style: Style) -> None:
         self.detector, self.data, self.device, self.style = detector, data, device, style
-        self.kinds: tuple[Kind, ...] = ("bbox", "segm") if masks else ("bbox",)
+        self.kinds: tuple[Kind, ...] = ("bbox", "segm") if detector.masks else ("bbox",)
         self.scores: dict[str, dict[str, Any]] = {}
         self.detections: list[Detection] = []
 

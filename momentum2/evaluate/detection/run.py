@@ -12,7 +12,7 @@ from momentum2.engine.run import CONFIG, Resume
 from momentum2.errors import UserError
 from momentum2.evaluate.detection.config import DetectConfig, preset
 from momentum2.evaluate.detection.data import open_data
-from momentum2.evaluate.detection.finetune import finetune
+from momentum2.evaluate.detection.finetune import finetune, style
 from momentum2.evaluate.detection.folder import detect_in_folder
 from momentum2.evaluate.detection.report import Evaluation
 from momentum2.evaluate.detection.saved import load_detector
@@ -63,8 +63,7 @@ def _use(parser: ArgumentParser, options: Namespace, arguments: list[str]) -> in
             raise UserError(
                 f"{run} finds other classes than these data have; check --data.name and --data.root."
             )
-        masks = card.model in ("mask_rcnn", "cascade_rcnn")
-        Evaluation(detector, data, device, "lvis" if config.data.name == "lvis" else "coco", masks).write(out)
+        Evaluation(detector, data, device, style(config.data)).write(out)
     finally:
         distributed.teardown()
     return 0

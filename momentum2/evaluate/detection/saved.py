@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from momentum2 import backbones
 from momentum2.engine.checkpoint import sync_directory, write_synced
 from momentum2.errors import UserError
-from momentum2.evaluate.detection.config import DetectorName, EncoderConfig, HeadConfig
+from momentum2.evaluate.detection.config import TWO_STAGE, DetectorName, EncoderConfig, HeadConfig
 from momentum2.evaluate.detection.method import Detector
 from momentum2.evaluate.detection.models import build_detector
 
@@ -45,7 +45,7 @@ class DetectorCard:
             self.model, encoder, len(self.class_names), self.head, self.short_edge, self.max_long_edge
         )
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return Detector(model, background=self.model in ("mask_rcnn", "cascade_rcnn"))
+        return Detector(model, two_stage=self.model in TWO_STAGE)
 
 
 def save_detector(path: Path, detector: Detector, card: DetectorCard) -> None:

@@ -7,20 +7,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from momentum2 import backbones
 from momentum2.errors import UserError
-from momentum2.evaluate.detection.config import DetectorName, HeadConfig
+from momentum2.evaluate.detection.config import TWO_STAGE, DetectorName, HeadConfig
 from momentum2.evaluate.detection.method import Detector
 from momentum2.evaluate.detection.models import Anchors, Pyramid, build_detector
 from momentum2.norms import SyncedBatchNorm
 
 MODELS: tuple[DetectorName, ...] = ("mask_rcnn", "cascade_rcnn", "retinanet", "fcos")
-TWO_STAGE = ("mask_rcnn", "cascade_rcnn")
 HEAD = HeadConfig(fpn_channels=32, box_width=16, proposals=20, sampled=16, score_threshold=0.0, detections=5)
 
 
 def make(name: DetectorName, short_edge: int = 64) -> Detector:
     torch.manual_seed(0)
     encoder = backbones.build("resnet18", "small", 0.125)
-    return Detector(build_detector(name, encoder, 3, HEAD, short_edge, 128), background=name in TWO_STAGE)
+    return Detector(build_detector(name, encoder, 3, HEAD, short_edge, 128), two_stage=name in TWO_STAGE)
 
 
 def targets(height: int = 64, width: int = 64) -> list[dict[str, Tensor]]:
