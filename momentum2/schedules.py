@@ -19,6 +19,19 @@ def warmup_cosine(base: float, k: int, K: int, warmup: int = 0, start: float = 0
     return cosine(base, k - warmup, max(K - warmup, 1))
 
 
+def warmup_step_decay(
+    base: float,
+    k: int,
+    K: int,
+    warmup: int = 0,
+    start: float = 0.001,
+    milestones: tuple[float, ...] = (2 / 3, 8 / 9),
+) -> float:
+    """Learning rate of detectors: the same warm-up, then `base`, divided by ten at each milestone (a share of K)."""
+    passed = sum(k >= round(share * K) for share in milestones)
+    return base * min(start + (1 - start) * k / warmup if warmup else 1.0, 1.0) * 0.1**passed
+
+
 def scaled_lr(lr_per_256: float, batch_size: int) -> float:
     """The linear scaling rule: lr is given for 256 images and grows with the batch."""
     return lr_per_256 * batch_size / 256

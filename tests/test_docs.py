@@ -27,6 +27,12 @@ TINY = {
 SHORTER = {
     "momentum2 pretrain ": TINY,
     "momentum2 plan ": {"--model.width": 0.125},
+    "momentum2 detect ": {
+        "--train.steps": 2,
+        "--train.batch_size": 4,
+        "--data.test_size": 3,
+        "--train.threads": 1,
+    },
 }
 
 

@@ -10,19 +10,28 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 import yaml
 from torch import nn
 
-from momentum2.config import MAY_CHANGE_ON_RESUME, Config
+from momentum2.config import MAY_CHANGE_ON_RESUME, TrainConfig
 from momentum2.engine.checkpoint import Checkpoints, sync_directory, write_synced
 from momentum2.engine.together import any_process, broadcast_bytes, group_device, on_first, raise_together
 from momentum2.errors import UserError
 
 CONFIG = "config.yaml"
 Resume = Literal["auto", "never", "must"]
+
+
+class RunConfig(Protocol):
+    """Any frozen dataclass of settings with a `train` section."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def train(self) -> TrainConfig: ...
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,7 @@ class Run:
 
 
 @contextmanager
-def open_run(out: Path, config: Config, resume: Resume) -> Iterator[Run]:
+def open_run(out: Path, config: RunConfig, resume: Resume) -> Iterator[Run]:
     """Create or reopen the run in `out`, or say in one sentence, on all processes, why not.
 
     Process 0 holds the lock of the directory and writes `config.yaml`. Nothing that exists is deleted.
@@ -100,7 +109,7 @@ def _lock(out: Path) -> Iterator[None]:
         yield
 
 
-def _check_resume(run: Run, config: Config, resume: Resume) -> None:
+def _check_resume(run: Run, config: RunConfig, resume: Resume) -> None:
     out, exists = run.directory, (run.directory / CONFIG).exists()
     if resume == "never" and exists:
         raise UserError(f"{out} has a run already; choose another --out, or --resume auto to go on with it.")
@@ -114,7 +123,7 @@ def _check_resume(run: Run, config: Config, resume: Resume) -> None:
         raise UserError(f"{out} has checkpoints but no {CONFIG} to compare with; choose another --out.")
 
 
-def _check_config(out: Path, config: Config) -> None:
+def _check_config(out: Path, config: RunConfig) -> None:
     try:
         before = _flat(yaml.safe_load((out / CONFIG).read_text(encoding="utf-8")))
     except (yaml.YAMLError, AttributeError, UnicodeDecodeError):
@@ -131,7 +140,7 @@ def _check_config(out: Path, config: Config) -> None:
         )
 
 
-def _write_config(out: Path, config: Config) -> None:
+def _write_config(out: Path, config: RunConfig) -> None:
     temporary = out / f"{CONFIG}.tmp"
     write_synced(temporary, yaml.safe_dump(asdict(config), sort_keys=False).encode())
     temporary.replace(out / CONFIG)
@@ -146,16 +155,19 @@ def _check_same_settings(run: Run) -> None:
     )
 
 
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """`{"train": {"seed": 0}}` as `{"train.seed": 0}`."""
-    return {f"{section}.{name}": value for section, part in settings.items() for name, value in part.items()}
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
 
 
 def _may_change(name: str) -> bool:
     return name in MAY_CHANGE_ON_RESUME or name.split(".")[0] in MAY_CHANGE_ON_RESUME
 
 
-def _config_hash(config: Config) -> str:
+def _config_hash(config: RunConfig) -> str:
     """Hash of the settings that decide what is computed."""
     fixed = {name: value for name, value in _flat(asdict(config)).items() if not _may_change(name)}
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()

@@ -72,7 +72,9 @@ def fit(job: Job, run: Run) -> bool:
             if look:
                 distributed.all_reduce_mean_([loss])
                 values = {name: float(value) for name, value in watched.items()}
-                values |= {"lr": lr, **spread(output.z), **meter.read(), "memory_gb": memory_gb(device)}
+                values |= {"lr": lr, **meter.read(), "memory_gb": memory_gb(device)}
+                if output.z is not None:
+                    values |= spread(output.z)
                 log.metrics(done, values)
                 for sentence in alarms.check(done, values):
                     log.alarm(done, sentence)

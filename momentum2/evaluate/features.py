@@ -86,9 +86,8 @@ def shuffled_views(
 
     For statistics of batches: a folder has its images class by class, and a batch of one may have no variance.
     """
-    order = np.argsort(np.random.Philox(derive(seed, "views")).random_raw(len(dataset)), kind="stable")[
-        :limit
-    ]
+    words = np.random.Philox(derive(seed, "views")).random_raw(len(dataset))
+    order = np.argsort(words, kind="stable")[:limit]
     size = 255 if len(order) % 256 == 1 else 256
     for batch in iterate(dataset, spec, size, indices=order, device=device, workers=workers):
         yield _view(batch, spec)

@@ -14,10 +14,10 @@ from momentum2.teacher import MomentumTeacher
 
 
 class Output(NamedTuple):
-    """Result of one micro-batch: the loss, and the N×d outputs whose spread is watched for collapse."""
+    """Result of one micro-batch: the loss, and N×d outputs where their spread is to be watched for collapse."""
 
     loss: Tensor
-    z: Tensor
+    z: Tensor | None
     metrics: dict[str, Tensor]
 
 

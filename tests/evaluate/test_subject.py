@@ -162,7 +162,7 @@ def test_no_data(run: Path, tmp_path: Path):
             {"train": ["a", "b"], "test": ["a", "c"]},
             "no training image of class c, which 3 test images have",
         ),
-        ({"train": ["a", "b"]}, "has no folder 'test'"),
+        ({"train": ["a", "b"]}, "has no (folder|split) 'test'"),
         ({"train": ["a", "b"], "test": []}, "(no images in|no folder)"),
     ],
 )

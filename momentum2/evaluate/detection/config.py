@@ -1,0 +1,157 @@
+"""Every setting of fine-tuning a detector, and what they are by default for each model and data set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from momentum2.config import MonitorConfig, OptimConfig, Stem, TrainConfig
+
+DetectorName = Literal["mask_rcnn", "cascade_rcnn", "retinanet", "fcos"]
+DetectionDataName = Literal["shapes", "coco", "lvis"]
+ScheduleName = Literal["1x", "2x", "epochs"]
+
+#: The detectors with region proposals, a background class and a mask branch.
+TWO_STAGE: frozenset[DetectorName] = frozenset({"mask_rcnn", "cascade_rcnn"})
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """The backbone, where RUN does not say it.
+
+    Args:
+        backbone: Name of a torchvision ResNet.
+        stem: Its first layers: imagenet (7x7/2 and pooling), cifar (3x3/1) or small (3x3/2).
+        width: Multiplier of its channels.
+    """
+
+    backbone: str = "resnet50"
+    stem: Stem = "imagenet"
+    width: float = 1.0
+
+
+@dataclass(frozen=True)
+class DetectionDataConfig:
+    """Images with boxes and masks.
+
+    Args:
+        name: shapes (drawn, needs no files), coco (its file format) or lvis (its evaluation and sampling too).
+        root: The folder that holds annotations/ and the folders of images.
+        split: Part to train on: annotations/instances_SPLIT.json and SPLIT/, for LVIS annotations/lvis_SPLIT.json.
+        test_split: Part to evaluate on.
+        train_size: Train on the first n images of a seeded order.
+        test_size: Evaluate on the first n images of a seeded order.
+        short_edges: Lengths of an image's short edge in training, one drawn for each image.
+        test_short_edge: Length of the short edge in evaluation; shapes are drawn at this size.
+        max_long_edge: Images whose long edge would be longer are made smaller.
+        flip: Probability of a horizontal flip.
+        repeat_threshold: Images of classes that fewer than this share of the images show are repeated (LVIS 0.001).
+        workers: Threads that read images ahead; 0 reads them in the training thread.
+    """
+
+    name: DetectionDataName = "shapes"
+    root: str | None = None
+    split: str = "train"
+    test_split: str = "test"
+    train_size: int | None = None
+    test_size: int | None = None
+    short_edges: list[int] = field(default_factory=lambda: list(range(640, 801, 32)))
+    test_short_edge: int = 800
+    max_long_edge: int = 1333
+    flip: float = 0.5
+    repeat_threshold: float = 0.0
+    workers: int = 2
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """Sizes of what is put on the backbone.
+
+    Args:
+        fpn_channels: Channels of the feature pyramid, the mask branch and the dense heads.
+        box_width: Width of the two linear layers of the box branch.
+        proposals: Proposals per image that leave the region proposal network.
+        sampled: Proposals per image that the box branch learns from.
+        score_threshold: Detections with a lower score are left out.
+        detections: Detections per image at most.
+    """
+
+    fpn_channels: int = 256
+    box_width: int = 1024
+    proposals: int = 1000
+    sampled: int = 512
+    score_threshold: float = 0.05
+    detections: int = 100
+
+
+@dataclass(frozen=True)
+class DetectConfig:
+    """Fine-tuning a detector.
+
+    Args:
+        model: The detector.
+        init: Weights of the backbone: encoder (those of RUN), random, or a state dict (.safetensors or .pth).
+        schedule: 1x and 2x are 90,000 and 180,000 steps of 16 images; epochs counts train.epochs.
+        encoder: The backbone.
+        head: What is put on it.
+        data: The images.
+        train: Length, batch and device; train.steps decides over the schedule.
+        optim: Optimizer; the learning rate falls to a tenth after 2/3 and 8/9 of the steps.
+        monitor: Watching.
+        evaluate_every: Epochs between evaluations while training; 0 evaluates only at the end.
+    """
+
+    model: DetectorName = "mask_rcnn"
+    init: str = "encoder"
+    schedule: ScheduleName = "1x"
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    head: HeadConfig = field(default_factory=HeadConfig)
+    data: DetectionDataConfig = field(default_factory=DetectionDataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    evaluate_every: int = 0
+
+
+def preset(model: DetectorName, data: DetectionDataName) -> DetectConfig:
+    """The settings of `model` on `data`: the paper's for COCO and LVIS, a few minutes on two cores for shapes."""
+    return _small(model) if data == "shapes" else _paper(model, data)
+
+
+def _paper(model: DetectorName, data: DetectionDataName) -> DetectConfig:
+    lvis = data == "lvis"
+    images = DetectionDataConfig(
+        name=data,
+        split="v0.5_train" if lvis else "train2017",
+        test_split="v0.5_val" if lvis else "val2017",
+        short_edges=[800] if model == "fcos" else list(range(640, 801, 32)),
+        repeat_threshold=0.001 if lvis else 0.0,
+    )
+    head = HeadConfig()
+    if lvis:  # more than a thousand classes: keep more, with lower scores
+        head = replace(head, score_threshold=1e-4, detections=300)
+    return DetectConfig(
+        model=model,
+        schedule="2x" if lvis else "1x",
+        head=head,
+        data=images,
+        train=TrainConfig(batch_size=16, checkpoint_every=5000),
+        # Per 256 images: 0.02 (two stages) or 0.01 (dense) for 16, as in Detectron2; 1000 steps of warm-up.
+        optim=OptimConfig(
+            lr=0.32 if model in TWO_STAGE else 0.16, warmup_epochs=0.136, exclude_bias_and_norm=True
+        ),
+        monitor=MonitorConfig(log_every=20),
+    )
+
+
+def _small(model: DetectorName) -> DetectConfig:
+    return DetectConfig(
+        model=model,
+        schedule="epochs",
+        encoder=EncoderConfig("resnet18", "small", 0.5),
+        head=HeadConfig(fpn_channels=64, box_width=256, proposals=100, sampled=64),
+        data=DetectionDataConfig(short_edges=[64, 72, 80], test_short_edge=80, max_long_edge=160, workers=1),
+        train=TrainConfig(epochs=4, batch_size=8, checkpoint_every=200),
+        optim=OptimConfig(lr=1.28, warmup_epochs=0.1, exclude_bias_and_norm=True, clip_norm=10.0),
+        evaluate_every=1,
+    )

@@ -1,0 +1,57 @@
+"""What the settings come to for a number of images and processes."""
+
+from dataclasses import dataclass
+
+from momentum2.errors import UserError
+from momentum2.evaluate.detection.config import DetectConfig
+from momentum2.schedules import scaled_lr, warmup_step_decay
+
+_SCHEDULE_IMAGES = {"1x": 90_000 * 16, "2x": 180_000 * 16}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The resolved numbers of a run."""
+
+    steps: int
+    steps_per_epoch: int
+    lr_base: float
+    warmup: int
+    warmup_start: float
+
+    def lr(self, k: int) -> float:
+        """Learning rate of the step after k are done."""
+        return warmup_step_decay(self.lr_base, k, self.steps, self.warmup, self.warmup_start)
+
+
+def resolve(config: DetectConfig, steps_per_epoch: int, world: int) -> Plan:
+    """Resolve `config`, or say in one sentence why it cannot be run."""
+    train, data = config.train, config.data
+    for name, value in (
+        ("train.batch_size", train.batch_size),
+        ("train.accumulate", train.accumulate),
+        ("train.epochs", train.epochs),
+        ("train.steps", 1 if train.steps is None else train.steps),
+        ("data.test_short_edge", data.test_short_edge),
+        ("data.short_edges", min(data.short_edges, default=0)),
+    ):
+        if value < 1:
+            raise UserError(f"--{name} must be at least 1, not {value}.")
+    if train.batch_size % (world * train.accumulate):
+        raise UserError(
+            f"--train.batch_size {train.batch_size} cannot be divided among {world} process(es) × {train.accumulate} "
+            "micro-batch(es); choose a multiple."
+        )
+    if train.steps is not None:
+        steps = train.steps
+    elif config.schedule == "epochs":
+        steps = train.epochs * steps_per_epoch
+    else:
+        steps = _SCHEDULE_IMAGES[config.schedule] // train.batch_size
+    return Plan(
+        steps=steps,
+        steps_per_epoch=steps_per_epoch,
+        lr_base=scaled_lr(config.optim.lr, train.batch_size),
+        warmup=min(round(config.optim.warmup_epochs * steps_per_epoch), steps),
+        warmup_start=config.optim.warmup_start,
+    )
