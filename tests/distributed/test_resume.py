@@ -53,7 +53,7 @@ def options() -> Namespace:
 def alone(soak: ModuleType, options: Namespace, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What two processes compute when nobody disturbs them."""
     out = tmp_path_factory.mktemp("alone") / "run"
-    soak.run_several(soak.command(options, out, 0), out, soak.Killer(0, 0, random.Random()), 2)
+    soak.run_several(soak.command(options, out, 0), out, soak.Killer(0), 2)
     return soak.numbers(out)
 
 
@@ -61,7 +61,7 @@ def alone(soak: ModuleType, options: Namespace, tmp_path_factory: pytest.TempPat
 def test_torchrun_restarts_after_a_kill_and_the_run_ends_the_same(
     soak: ModuleType, options: Namespace, alone: dict[str, Any], tmp_path: Path
 ):
-    out, killer = tmp_path / "run", soak.Killer(2, 1.0, random.Random(0))
+    out, killer = tmp_path / "run", soak.Killer(2, random.Random(0))
     soak.run_several(soak.command(options, out, 0), out, killer, 2)
     assert killer.done == 2
     assert soak.numbers(out) == alone
