@@ -2,12 +2,12 @@
 
     python benchmarks/augment.py --images FOLDER
 
-Every pipeline makes the same two views (crop, flip, colour jitter, grey, blur, solarize, normalise) of the same
-decoded images and ends with one float32 batch for each view. The pipelines take turns, and the best of all turns
-counts, in CPU time, so that a busy machine disturbs the comparison little: read the ratios, not the numbers. Peers
-that are not installed are left out (`pip install momentum2[benchmark]`).
+Every pipeline makes the same two views (crop, flip, colour jitter, grey, blur, solarize, normalise) of the
+same decoded images and ends with one float32 batch for each view. The pipelines take turns, and the best of
+all turns counts, in CPU time, so that a busy machine disturbs the comparison little: read the ratios, not the
+numbers. Peers that are not installed are left out (`pip install momentum2[benchmark]`).
 
-The second table is what remains for worker processes when a GPU does the rest: decoding JPEGs and cutting
+The last table is what remains for worker processes when a GPU does the rest: decoding JPEGs and cutting
 both views' crops, against decoding and the whole recipe in Pillow and torchvision.
 """
 
@@ -15,6 +15,7 @@ import argparse
 import importlib
 import io
 import os
+import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,12 +25,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import simplejpeg
 import torch
-from PIL import Image
+from PIL import Image, ImageFilter
 from torch import Tensor
 
 from momentum2._torchvision import torchvision  # noqa: F401  (before its transforms are imported)
 from momentum2.augment import ViewSpec, crop_boxes, draw, render, resized_crop_one, view_specs
 from momentum2.config import ViewsConfig
+from momentum2.engine.device import keep_large_blocks
 
 Images = list[np.ndarray]  # (H, W, 3) uint8, all of one size
 Pipeline = Callable[[], Sequence[Tensor]]
@@ -51,14 +53,17 @@ def torchvision_pil(images: Images, specs: Sequence[ViewSpec]) -> Pipeline:
     from torchvision import transforms as T
 
     def transform(spec: ViewSpec) -> Callable[[Image.Image], Tensor]:
-        blur = [T.RandomApply([T.GaussianBlur(spec.blur_kernel, spec.blur_sigma)], spec.blur_p)]
+        # Pillow's own blur: torchvision's would turn the image into a tensor and back.
+        def blur(image: Image.Image) -> Image.Image:
+            return image.filter(ImageFilter.GaussianBlur(random.uniform(*spec.blur_sigma)))
+
         return T.Compose(
             [
                 T.RandomResizedCrop(spec.size, spec.area, spec.ratio),
                 T.RandomHorizontalFlip(spec.flip_p),
                 T.RandomApply([T.ColorJitter(*spec.jitter)], spec.jitter_p),
                 T.RandomGrayscale(spec.grey_p),
-                *(blur if spec.blur_p else []),
+                T.RandomApply([blur], spec.blur_p),
                 T.RandomSolarize(128, spec.solarize_p),
                 T.ToTensor(),
                 T.Normalize(spec.mean, spec.std),
@@ -228,7 +233,8 @@ def load(folder: Path | None, count: int) -> list[Image.Image]:
     """The first images of a folder, or noise of several scales."""
     if folder is not None:
         files = sorted(f for f in folder.rglob("*") if f.suffix.lower() in (".jpg", ".jpeg", ".png"))
-        return [Image.open(file).convert("RGB") for file in files[:count]]
+        images = [Image.open(file).convert("RGB") for file in files[:count]]
+        return [images[i % len(images)] for i in range(count)]
     noise = np.random.default_rng(0).integers(0, 256, (count, 24, 24, 3), dtype=np.uint8)
     return [Image.fromarray(image).resize((256, 256), Image.Resampling.BICUBIC) for image in noise]
 
@@ -245,6 +251,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    keep_large_blocks()  # for all pipelines alike, as in training
     sources = load(arguments.images, 256)
     for size in arguments.sizes:
         recipe_table(sources, size, max(16, min(256, 2**20 // size**2)), arguments.repeats)

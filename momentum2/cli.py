@@ -1,5 +1,6 @@
 """The command line: a command is a function of its arguments. Expected mistakes are one sentence and exit code 2."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -44,6 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print("momentum2: The disk is full; make room and run the same command again.", file=sys.stderr)
+        return 2
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -111,8 +117,10 @@ def pretrain(arguments: list[str]) -> int:
 
     out = _out(options)
     finished = run(config, out, options.resume, online_knn(config))
-    if finished:
-        print(f"Done: the encoder is {out / 'encoder.safetensors'}")
+    if not finished:
+        _say("Stopped and saved: run the same command again to go on.")
+        return os.EX_TEMPFAIL
+    _say(f"Done: the encoder is {out / 'encoder.safetensors'}")
     return 0
 
 
@@ -281,6 +289,12 @@ def _subject_options(
         return kind(**{f.name: values[f.name] for f in fields(kind)})
 
     return source, read(SubjectOptions), read(options_class)
+
+
+def _say(text: str) -> None:
+    """Print once, from however many processes."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text)
 
 
 def _add_run_options(parser: ArgumentParser) -> None:

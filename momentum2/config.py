@@ -256,7 +256,6 @@ MAY_CHANGE_ON_RESUME = frozenset(
     {
         "data.root",
         "data.workers",
-        "data.cache",
         "data.cache_dir",
         "data.download",
         "eval_data.root",

@@ -301,17 +301,19 @@ def typical_size(dataset: Dataset) -> int:
 
 
 def find_data(source: str, data: DataConfig) -> DataConfig:
-    """`data` with kind and root of what a person calls `source`: shapes, a folder, an archive or a list file."""
+    """`data` with kind and place of what a person calls `source`: shapes, a folder, an archive or a list file."""
     path = Path(source)
-    if source == "shapes":
-        return replace(data, name="shapes", root=None)
-    if path.is_dir():
-        return replace(data, name="folder", root=source)
-    if not path.exists():
+    if source != "shapes" and not path.exists():
         raise UserError(
             f"{source} does not exist; give a folder of images, an archive, a list file, or shapes."
         )
-    return replace(data, name="list" if path.suffix in (".txt", ".lst", ".tsv") else "archive", root=source)
+    test_split = "val" if (path / "val").is_dir() and not (path / "test").is_dir() else "test"
+    data = replace(data, root=None if source == "shapes" else source, split="train", test_split=test_split)
+    if source == "shapes":
+        return replace(data, name="shapes")
+    if path.is_dir():
+        return replace(data, name="folder")
+    return replace(data, name="list" if path.suffix in (".txt", ".lst", ".tsv") else "archive")
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {

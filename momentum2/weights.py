@@ -133,7 +133,9 @@ def fill(encoder: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     found = [f"{len(names)} {what} ({_some(names)})" for what, names in problems.items() if names]
     if found:
         raise UserError(f"The weights in {path} do not fit this backbone: {', '.join(found)}.")
-    encoder.load_state_dict({**own, **state})
+    with torch.no_grad():
+        for name, tensor in state.items():  # load_state_dict would want versions that files do not have
+            own[name].copy_(tensor)
 
 
 def _some(names: Collection[str]) -> str:

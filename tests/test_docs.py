@@ -17,13 +17,22 @@ from PIL import Image
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-TINY = (
-    "--train.steps 2 --train.batch_size 8 --model.width 0.125 --model.projector_hidden 32 --train.threads 1"
-)
+TINY = {
+    "--train.steps": 2,
+    "--train.batch_size": 8,
+    "--model.width": 0.125,
+    "--model.projector_hidden": 32,
+    "--train.threads": 1,
+}
 SHORTER = {
     "momentum2 pretrain ": TINY,
-    "momentum2 plan ": "--model.width 0.125",
-    "momentum2 detect ": "--train.steps 2 --train.batch_size 4 --data.test_size 3 --train.threads 1",
+    "momentum2 plan ": {"--model.width": 0.125},
+    "momentum2 detect ": {
+        "--train.steps": 2,
+        "--train.batch_size": 4,
+        "--data.test_size": 3,
+        "--train.threads": 1,
+    },
 }
 
 
@@ -38,8 +47,10 @@ def shorter(line: str) -> str:
     if line.startswith("pip install"):
         return "true"
     for start, options in SHORTER.items():
-        if start in line:
-            return f"{line} {options}"
+        if start in line:  # what the page says itself stays
+            return " ".join(
+                [line, *(f"{name} {value}" for name, value in options.items() if name not in line)]
+            )
     return line
 
 

@@ -1,6 +1,6 @@
 """The pixels of a batch: whole images where all have one size, else the crops that its views ask for."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,14 +40,6 @@ class Done(NamedTuple):
     images: list[Images]  # empty if they are in the shared memory
 
 
-def takes_whole(dataset: Dataset, specs: Sequence[ViewSpec]) -> bool:
-    """Whether images go to the device as they are, or as crops; it depends on nothing but these two."""
-    if dataset.fixed_size is None:
-        return False
-    height, width = dataset.fixed_size
-    return height * width <= _WHOLE * sum(spec.size**2 for spec in specs)
-
-
 @dataclass(frozen=True)
 class Assemble:
     """The task of turning a `Job` into pixels, here or in a worker process.
@@ -80,7 +72,11 @@ class Assemble:
 
     @property
     def whole(self) -> bool:
-        return takes_whole(self.dataset, self.specs)
+        """Whether images go to the device as they are, or as crops."""
+        if self.dataset.fixed_size is None:
+            return False
+        height, width = self.dataset.fixed_size
+        return height * width <= _WHOLE * sum(spec.size**2 for spec in self.specs)
 
     @property
     def sizes(self) -> list[tuple[int, int]]:

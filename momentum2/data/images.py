@@ -86,8 +86,7 @@ class Encoded:
     def _decoded(self) -> Pixels:
         with _bad_if_it_fails(), Image.open(io.BytesIO(self.data)) as image:
             _refuse_bomb(*image.size)
-            image.load()
-            return _upright(_rgb(image), _orientation(image))
+            return upright_rgb(image)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -104,6 +103,12 @@ class Encoded:
         except ValueError:
             return self._decoded  # Pillow may be more forgiving; if not, it has the better message
         return _upright(stored, self._orientation)
+
+
+def upright_rgb(image: Image.Image) -> Pixels:
+    """The picture that Pillow opened: turned as its EXIF data say, in 8 bits, over white where transparent."""
+    image.load()
+    return _upright(_rgb(image), _orientation(image))
 
 
 def refuse_large(size: int) -> None:

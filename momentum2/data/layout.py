@@ -27,9 +27,11 @@ def choose_split(folders: Collection[str], split: str, where: str) -> str:
     splits = sorted(set(folders) & set(SPLITS))
     if split == "train" and not splits:
         return ""
-    found = f"its splits are {', '.join(splits)}" if splits else "it has no split folders"
+    if splits:
+        raise UserError(f"{where} has no split {split!r}: choose one of {', '.join(splits)}.")
     raise UserError(
-        f"{where} has no folder {split!r} ({found}): name one that exists as the split, or add it."
+        f"{where} has no split {split!r}, for all images are in one part: divide it with "
+        "--data.split 80% --data.test_split=-20%."
     )
 
 

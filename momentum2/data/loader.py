@@ -150,7 +150,7 @@ def iterate(
     device: torch.device | str = "cpu",
     workers: int = 0,
     bad_images: Path | None = None,
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """Every image once and in order, in batches of at most `batch_size`; unreadable ones are left out.
 
     Args:

@@ -27,6 +27,7 @@ TEXTURES = ("striped", "dotted")
 CLASS_NAMES = tuple(f"{texture} {shape}" for shape in SHAPES for texture in TEXTURES)
 
 _CHUNK_PIXELS = 1 << 16  # drawn at a time: the working arrays stay in the cache
+_RIM = 0.1  # width in radii of an object's outline, in the ground colour of its texture
 _BARS = 4  # pieces of clutter
 _LATTICE = 4  # the background's colours are interpolated between this many points a side
 _QUADRANTS = np.array([(x, y) for y in (0.27, 0.73) for x in (0.27, 0.73)], np.float32)
@@ -67,7 +68,9 @@ def annotations(indices: Indices, size: int, seed: int = 0, split: str = "train"
     found: list[Annotation] = []
     for rows in _chunks(indices, size):
         objects = _scene(draws, rows)
-        masks = np.stack([_cover(o, *_frame(o.place, size)) > 0.5 for o in objects], 1)
+        masks = np.stack(
+            [(_depth(o.label, *_frame(o.place, size)) > 0) & o.present[:, None, None] for o in objects], 1
+        )
         for k in range(1, len(objects)):
             masks[:, :k] &= ~masks[:, k : k + 1]  # painted later, so in front
         classes = np.stack([o.label for o in objects], 1)
@@ -185,10 +188,13 @@ def _paint(draws: _Draws, rows: Indices, size: int, objects: list[_Object]) -> N
     image = _background(draws, rows, size)
     for o in objects:
         u, v = _frame(o.place, size)
-        texture = _texture(o.label % 2, u, v, o.frequency, o.phase, o.place.radius * size)
+        radius_px, depth = o.place.radius * size, _depth(o.label, u, v)
+        texture = _texture(o.label % 2, u, v, o.frequency, o.phase, radius_px)
+        texture *= _soft(depth - np.float32(_RIM), radius_px)
         figure, ground = o.colours.transpose(0, 2, 1)[..., None, None]
         colour = ground + (figure - ground) * texture[:, None]
-        image += (colour - image) * _cover(o, u, v)[:, None]
+        cover = _soft(depth, radius_px) * o.present[:, None, None]
+        image += (colour - image) * cover[:, None]
     return (image * 255 + 0.5).astype(np.uint8).transpose(0, 2, 3, 1)
 
 
@@ -241,14 +247,13 @@ def _soft(depth: Floats, radius_px: Floats) -> Floats:
     return share
 
 
-def _cover(o: _Object, u: Floats, v: Floats) -> Floats:
-    """Share of each pixel that the object covers, (n, size, size)."""
+def _depth(label: Ints, u: Floats, v: Floats) -> Floats:
+    """How far inside its object each pixel's centre is, in radii; negative outside. (n, size, size)."""
     depth = np.empty_like(u)
     for shape, inside in enumerate(_DEPTH):
-        which = o.label // 2 == shape
+        which = label // 2 == shape
         depth[which] = inside(u[which], v[which])
-    size = u.shape[-1]
-    return _soft(depth, o.place.radius * size) * o.present[:, None, None]
+    return depth
 
 
 def _texture(kind: Ints, u: Floats, v: Floats, frequency: Floats, phase: Floats, radius_px: Floats) -> Floats:
@@ -285,13 +290,13 @@ def _half_planes(u: Floats, v: Floats, sides: int, inner: float) -> list[Floats]
 
 
 def _triangle(u: Floats, v: Floats) -> Floats:
-    a, b, c = _half_planes(u, v, 3, 0.5)
+    a, b, c = _half_planes(u, v, 3, 0.56)
     return np.minimum(np.minimum(a, b), c)
 
 
 def _star(u: Floats, v: Floats) -> Floats:
     """A pentagram is where at most one of a pentagon's five half-planes is left."""
-    lowest, second, *rest = _half_planes(u, v, 5, 0.32)
+    lowest, second, *rest = _half_planes(u, v, 5, 0.38)
     lowest, second = np.minimum(lowest, second), np.maximum(lowest, second)
     for depth in rest:
         second = np.minimum(second, np.maximum(lowest, depth))

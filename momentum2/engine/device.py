@@ -39,8 +39,8 @@ def use_bf16(precision: Precision, device: torch.device) -> bool:
     if precision != "auto":
         return precision == "bf16"
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return device.type == "cpu" and (
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return device.type == "cpu" and bool(
         torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     )
 

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from momentum2.augment import ViewSpec, draw, render
+from momentum2.data.images import upright_rgb
 from momentum2.errors import UserError
 
 Picture = Image.Image | NDArray[np.uint8] | Tensor
@@ -37,13 +38,10 @@ class Preprocess:
 def _pixels(image: Picture) -> Tensor:
     """(..., 3, H, W) uint8."""
     if isinstance(image, Image.Image):
-        image = np.array(ImageOps.exif_transpose(image).convert("RGB"))
-    if isinstance(image, np.ndarray):
-        image = (
-            torch.from_numpy(np.ascontiguousarray(image)).movedim(-1, -3)
-            if image.ndim > 2
-            else torch.empty(0)
-        )
-    if image.dtype != torch.uint8 or image.dim() not in (3, 4) or image.shape[-3] != 3:
+        image = upright_rgb(image)
+    pixels = image if isinstance(image, Tensor) else torch.from_numpy(np.ascontiguousarray(image))
+    if pixels.dim() in (3, 4) and not isinstance(image, Tensor):
+        pixels = pixels.movedim(-1, -3)
+    if pixels.dtype != torch.uint8 or pixels.dim() not in (3, 4) or pixels.shape[-3] != 3:
         raise UserError("An image is a PIL image, an (H, W, 3) uint8 array or a (3, H, W) uint8 tensor.")
-    return image
+    return pixels

@@ -14,10 +14,11 @@ from momentum2.config import Config, Network
 from momentum2.data import Batch, Dataset, Loader, open_dataset
 from momentum2.engine.device import choose_device, keep_large_blocks
 from momentum2.engine.encoder import EncoderCard, save_encoder
+from momentum2.engine.job import Job
 from momentum2.engine.plan import Plan, describe, resolve
 from momentum2.engine.run import Resume, open_run
 from momentum2.engine.together import joined
-from momentum2.engine.train import Job, fit
+from momentum2.engine.train import fit
 from momentum2.errors import UserError
 from momentum2.methods import METHODS, Method
 from momentum2.seeds import derive

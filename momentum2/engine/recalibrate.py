@@ -12,7 +12,7 @@ from momentum2.errors import UserError
 
 @dataclass
 class _Moments:
-    """Mean and variance of all values seen so far, per channel, in float64."""
+    """Mean and variance of all values seen so far, per channel, in float64 on the CPU."""
 
     count: int
     mean: Tensor
@@ -20,10 +20,11 @@ class _Moments:
 
     def add(self, x: Tensor) -> None:
         """Merge the values of a batch (n, c, ...) in."""
-        values = x.detach().transpose(0, 1).flatten(1).double()  # (c, n · ...)
-        var, mean = torch.var_mean(values, 1, correction=0)
-        total = self.count + values.shape[1]
-        share, shift = values.shape[1] / total, mean - self.mean
+        dims = [dim for dim in range(x.dim()) if dim != 1]
+        var, mean = (m.cpu().double() for m in torch.var_mean(x.float(), dims, correction=0))
+        count = x.numel() // x.shape[1]
+        total = self.count + count
+        share, shift = count / total, mean - self.mean
         self.var = (1 - share) * self.var + share * var + share * (1 - share) * shift**2
         self.mean = self.mean + share * shift
         self.count = total

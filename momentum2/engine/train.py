@@ -1,9 +1,7 @@
 """The one loop. Pretraining, linear and semi-supervised evaluation and detection all run through `fit`."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -11,49 +9,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from momentum2 import distributed
-from momentum2.config import MonitorConfig, OptimConfig, TrainConfig
 from momentum2.engine.alarms import Alarms
 from momentum2.engine.checkpoint import collect, restore
 from momentum2.engine.device import cpu_threads, memory_gb, use_bf16
+from momentum2.engine.job import Job
 from momentum2.engine.logging import Log, Meter, spread
 from momentum2.engine.run import Run
 from momentum2.engine.signals import StopSignal
-from momentum2.methods import Method
 from momentum2.optim import build_optimizer, set_lr
 from momentum2.seeds import derive
-
-
-class StepBatch(Protocol):
-    """This process's part of the batch of one step."""
-
-    @property
-    def step(self) -> int: ...
-
-    @property
-    def wait(self) -> float:
-        """Seconds that the loop waited for it."""
-
-    def inputs(self, i: int, n: int) -> tuple[Any, ...]:
-        """Arguments of the method for micro-batch i of n."""
-        ...
-
-
-@dataclass(frozen=True)
-class Job:
-    """What `fit` turns. Everything in it is a function of the config, and batches are one of the step too."""
-
-    method: Method
-    batches: Callable[[int], AbstractContextManager[Iterable[StepBatch]]]  # from this step on
-    lr: Callable[[int], float]
-    steps: int
-    steps_per_epoch: int
-    lr_peak: float
-    train: TrainConfig
-    optim: OptimConfig
-    monitor: MonitorConfig
-    device: torch.device
-    validate: Callable[[], dict[str, float]] | None = None
-    validate_every: int = 0  # steps; the last step is always validated
 
 
 def fit(job: Job, run: Run) -> bool:

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from momentum2 import distributed
 from momentum2.backbones import Encoder
-from momentum2.config import Config, MethodConfig, ModelConfig, MonitorConfig, OptimConfig, TrainConfig, ViewsConfig
+from momentum2.config import (
+    Config,
+    MethodConfig,
+    ModelConfig,
+    MonitorConfig,
+    OptimConfig,
+    TrainConfig,
+    ViewsConfig,
+)
 from momentum2.data import Dataset
 from momentum2.engine.plan import resolve
 from momentum2.engine.pretrain import make_job
@@ -38,13 +46,13 @@ class Classifier(Encoder):
 
 def run_directory(subject: Subject, evaluation: str, out: str | None) -> Path:
     """`out`, or by default a directory beside the weights."""
-    return Path(out) if out else subject.directory / evaluation / subject.name.replace(" ", "-")
+    return Path(out or subject.directory / evaluation.replace(" ", "-") / subject.name.replace(" ", "-"))
 
 
 def classifier_config(
     subject: Subject, images: Dataset, freeze: bool, epochs: int, batch_size: int, lr: float
 ) -> Config:
-    """The whole run as a config. A digest of the weights and of the images' names stands for where they are."""
+    """The whole run as a config, in which a digest of weights and image names stands for their place."""
     o, card = subject.options, subject.card
     return Config(
         method=MethodConfig("supervised", student_norm="synced", freeze_encoder=freeze),
@@ -68,9 +76,14 @@ def classifier_config(
 
 
 def train_classifier(
-    subject: Subject, config: Config, images: Dataset, out: Path, resume: Resume, validate: Validate | None = None
+    subject: Subject,
+    config: Config,
+    images: Dataset,
+    out: Path,
+    resume: Resume,
+    validate: Validate | None = None,
 ) -> Supervised | None:
-    """Train on `images` in the run directory `out`; None if a signal stopped it. `validate` is called every epoch."""
+    """Train on `images` in the run directory `out`, validating every epoch; None if a signal stopped it."""
     plan = resolve(config, len(images), distributed.world_size())
     torch.manual_seed(derive(config.train.seed, "head"))
     encoder = copy.deepcopy(subject.encoder)
@@ -80,7 +93,8 @@ def train_classifier(
     method.to(subject.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     score = None if validate is None else lambda encoders: validate(method)
     with open_run(out, config, resume) as run:
-        return method if fit(make_job(config, plan, method, images, out, subject.device, score), run) else None
+        job = make_job(config, plan, method, images, out, subject.device, score)
+        return method if fit(job, run) else None
 
 
 def _digest(encoder: nn.Module, images: Dataset) -> str:

@@ -9,7 +9,7 @@ from typing import BinaryIO
 import numpy as np
 
 from momentum2 import distributed
-from momentum2.data import Dataset, open_dataset
+from momentum2.data import Dataset
 from momentum2.errors import UserError
 from momentum2.evaluate.features import Features
 from momentum2.evaluate.subject import Subject
@@ -27,10 +27,10 @@ class EmbedOptions:
 
 
 def embed(subject: Subject, options: EmbedOptions) -> int:
-    """Write the features of all images of `data.split`, with names and, where known, labels; returns how many.
+    """Write the features of all images of `data.split`, with names and, if known, labels; returns how many.
 
-    An `.npz` has arrays `features` (n, d) float32, `paths` (n,), `labels` (n,) and `class_names`; a `.parquet` has
-    columns `path`, `label`, `class` and `features`. Neither has labels if the data has none.
+    An `.npz` has arrays `features` (n, d) float32, `paths` (n,), `labels` (n,) and `class_names`; a
+    `.parquet` has columns `path`, `label`, `class` and `features`. Neither has labels if the data has none.
     """
     path = Path(options.out or "")
     if path.suffix not in (".npz", ".parquet"):
@@ -38,7 +38,7 @@ def embed(subject: Subject, options: EmbedOptions) -> int:
     if not path.parent.is_dir():
         raise UserError(f"The folder {path.parent} does not exist; make it, or choose another --out.")
     write = _write_npz if path.suffix == ".npz" else _parquet_writer()
-    dataset = open_dataset(subject.options.data, seed=subject.options.seed)
+    dataset = subject.images
     found = subject.features(dataset)
     if distributed.is_main():
         temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
@@ -69,7 +69,7 @@ def _parquet_writer() -> Callable[[BinaryIO, Features, Dataset], None]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
-        raise UserError("Parquet files need pyarrow: pip install 'momentum2[parquet]', or use .npz.") from None
+        raise UserError("Parquet needs pyarrow: pip install 'momentum2[parquet]', or use .npz.") from None
 
     def write(file: BinaryIO, found: Features, dataset: Dataset) -> None:
         x = found.features

@@ -1,9 +1,8 @@
 """Features of a whole data set: every image once, in order, on any number of processes."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, repeat
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from momentum2.backbones import Encoder
 from momentum2.config import Precision
 from momentum2.data import Batch, Dataset, iterate
 from momentum2.engine.device import use_bf16
+from momentum2.seeds import derive
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ def extract(
 ) -> Features:
     """The features of all images, the same on every process; the encoder computes in evaluation mode.
 
-    Batch j is always images [j·B, (j+1)·B) and goes to process j mod world: one process and many compute the very
-    same batches, and the result is the same to the last bit.
+    Batch j is always images [j·B, (j+1)·B) and goes to process j mod world: one process and many compute the
+    very same batches, and the result is the same to the last bit.
     """
     device = torch.device(device)
     rank, world = distributed.rank(), distributed.world_size()
@@ -57,8 +57,9 @@ def extract(
     read = iterate(dataset, spec, batch_size, indices=ours, device=device, workers=workers)
     bf16 = torch.autocast(device.type, torch.bfloat16, enabled=use_bf16(precision, device))
     rows, kept = [], []
-    with closing(read), evaluating(encoder), _progress(len(dataset)) as advance:
-        for _, batch in zip(range(0, len(batches), world), chain(read, repeat(None)), strict=False):
+    with evaluating(encoder), _progress(len(dataset)) as advance:
+        for _ in range(0, len(batches), world):
+            batch = next(read, None)  # none where others have the last batches
             x, indices = torch.empty(0, encoder.feature_dim, device=device), torch.empty(0, dtype=torch.int64)
             if batch is not None and len(batch):
                 with bf16:
@@ -70,6 +71,26 @@ def extract(
     found = torch.cat(kept)
     labels = None if dataset.labels is None else torch.from_numpy(dataset.labels)[found]
     return Features(torch.cat(rows), found, labels)
+
+
+def shuffled_views(
+    dataset: Dataset,
+    spec: ViewSpec,
+    *,
+    seed: int,
+    limit: int | None = None,
+    device: torch.device | str = "cpu",
+    workers: int = 0,
+) -> Iterator[Tensor]:
+    """Images as the encoder sees them, (n, 3, size, size), in a seeded order, the same on every process.
+
+    For statistics of batches: a folder has its images class by class, and a batch of one may have no variance.
+    """
+    words = np.random.Philox(derive(seed, "views")).random_raw(len(dataset))
+    order = np.argsort(words, kind="stable")[:limit]
+    size = 255 if len(order) % 256 == 1 else 256
+    for batch in iterate(dataset, spec, size, indices=order, device=device, workers=workers):
+        yield _view(batch, spec)
 
 
 def _view(batch: Batch, spec: ViewSpec) -> Tensor:

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from momentum2 import backbones
 from momentum2.augment import ViewSpec
@@ -10,9 +10,14 @@ from momentum2.backbones import Encoder
 from momentum2.data import Dataset
 from momentum2.engine.encoder import EncoderCard
 from momentum2.engine.recalibrate import recalibrate
+from momentum2.evaluate.features import shuffled_views
 from momentum2.seeds import derive
 
-_LARGEST = 32  # side to which raw pixels are reduced: more dimensions than 3,072 classify no better, only slower
+_LARGEST = (
+    32  # side to which raw pixels are reduced: more dimensions than 3,072 classify no better, only slower
+)
+
+_CALIBRATION = 10_000  # images that give a random network its BN statistics
 
 
 class Pixels(Encoder):
@@ -35,4 +40,6 @@ def random_encoder(
         torch.manual_seed(derive(seed, "random initialisation"))
         encoder = backbones.build(card.backbone, card.stem, card.width)
     encoder.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return encoder
+    some = shuffled_views(dataset, spec, seed=seed, limit=_CALIBRATION, device=device, workers=workers)
+    recalibrate(encoder, some)
+    return encoder.eval()

@@ -52,7 +52,7 @@ def knn_scores(
     """Votes of the k nearest neighbours, (m, classes) float64, on the device of the features.
 
     A neighbour at cosine similarity s votes for its class with weight exp(s / temperature), here divided by
-    exp(1 / temperature), which no comparison notices. Among equally similar ones the first in the bank is nearer.
+    exp(1 / temperature), which no comparison notices. Of equally similar ones the first is nearer.
 
     Args:
         bank: (n, d) features whose classes are known.
@@ -60,7 +60,9 @@ def knn_scores(
         queries: (m, d) features to classify.
     """
     if not 1 <= k <= len(bank):
-        raise UserError(f"k nearest neighbours out of {len(bank):,} images: choose k from 1 to {len(bank):,}, not {k}.")
+        raise UserError(
+            f"There are {len(bank):,} training images: choose k from 1 to {len(bank):,}, not {k}."
+        )
     if temperature <= 0:
         raise UserError(f"The temperature of the votes must be above 0, not {temperature:g}.")
     bank, labels = F.normalize(bank.float(), dim=1), bank_labels.to(bank.device)
@@ -80,7 +82,7 @@ def _top(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of each row and where they are; among equals at the edge, the first."""
     values, order = similarity.topk(min(k + 1, similarity.shape[1]))
     if values.shape[1] > k:
-        tied = values[:, k - 1] == values[:, k]  # topk chose any of them; the rest of the order decides nothing
+        tied = values[:, k - 1] == values[:, k]  # topk chose any; elsewhere equals decide nothing
         if tied.any():
             again = similarity[tied].sort(dim=1, descending=True, stable=True)
             order[tied] = again.indices[:, : k + 1]

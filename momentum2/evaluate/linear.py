@@ -25,7 +25,7 @@ class LinearOptions:
     """How the linear classifier is trained.
 
     Args:
-        protocol: paper trains on random crops, by SGD; cached takes seconds: centre crops, L2 chosen on training images.
+        protocol: paper trains by SGD on random crops; cached fits centre crops, regularised, in seconds.
         epochs: Passes over the training images (paper).
         batch_size: Images per step, over all processes (paper).
         lr: Learning rate per 256 images (paper; default: 0.2 for imagenet, else 0.5).

@@ -1,27 +1,22 @@
 """kNN accuracy while a run trains."""
 
-from collections.abc import Callable
-from typing import cast
-
 import torch
-from torch import nn
 
 from momentum2.augment import view_specs
 from momentum2.backbones import Encoder
-from momentum2.config import Config, ViewsConfig
+from momentum2.config import Config, Network, ViewsConfig
 from momentum2.data import Dataset, open_dataset
+from momentum2.engine.pretrain import Score
 from momentum2.evaluate.features import Features, extract
 from momentum2.evaluate.knn import knn_scores
 from momentum2.evaluate.results import top1_top5
-
-Score = Callable[[dict[str, nn.Module]], dict[str, float]]
 
 
 def online_knn(config: Config) -> Score | None:
     """A function from a method's encoders to `{"knn_top1": percent}` of the first of them, or None.
 
-    None if `config` asks for no kNN, or if its evaluation data has no labels. The data is opened here, once. What
-    it is given is left as it was found: modes of the layers, gradients and random state.
+    None if `config` asks for no kNN, or if its evaluation data has no labels. The data is opened here, once.
+    What it is given is left as it was found: modes of the layers, gradients and random state.
     """
     data, monitor = config.eval_data, config.monitor
     if data.name == "none" or monitor.knn_every == 0:
@@ -38,8 +33,8 @@ def online_knn(config: Config) -> Score | None:
             encoder, dataset, spec, batch_size=batch, device=device, precision=precision, workers=data.workers
         )
 
-    def score(encoders: dict[str, nn.Module]) -> dict[str, float]:
-        encoder = cast(Encoder, next(iter(encoders.values())))
+    def score(encoders: dict[Network, Encoder]) -> dict[str, float]:
+        encoder = next(iter(encoders.values()))
         device = next(encoder.parameters()).device
         bank, queries = features(encoder, train, device), features(encoder, test, device)
         assert bank.labels is not None

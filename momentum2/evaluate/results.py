@@ -4,8 +4,8 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,7 +71,10 @@ class Result:
 
 
 def top1_top5(scores: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Percentages of rows whose label has the highest score, or one of the five highest (ties: lower class first)."""
+    """Percentages of rows whose label has the highest score, or one of the five highest.
+
+    Of classes with equal scores, the lower one comes first.
+    """
     ranks = _ranks(scores, labels)
     return 100 * float((ranks < 1).double().mean()), 100 * float((ranks < 5).double().mean())
 
@@ -136,19 +139,18 @@ def write_result(path: Path, result: Result) -> None:
 
 
 def report(result: Result, directory: Path) -> None:
-    """Print a result and keep it in `results.json`; the floors that were kept there before are printed with it."""
+    """Print a result and keep it in `results.json`, with the floors of this evaluation kept there."""
     if not distributed.is_main():
         return
     path = directory / RESULTS
     before = [
         entry
         for entry in read_results(path).values()
-        if (entry["evaluation"], entry["data"]) == (result.evaluation, result.data)
-        and entry["network"] in (RANDOM, PIXELS)
-        and entry["network"] != result.network
+        if (entry.get("evaluation"), entry.get("data")) == (result.evaluation, result.data)
+        and entry["network"] in {RANDOM, PIXELS} - {result.network}
     ]
     floors = {entry["network"]: entry["accuracy"]["top1"] for entry in before}
-    result = replace(result, floors={**result.floors, **floors})
+    result = replace(result, floors={**floors, **result.floors})
     print_result(result)
     write_result(path, result)
     print(f"written to {path}")

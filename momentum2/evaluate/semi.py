@@ -8,7 +8,8 @@ from momentum2.engine.recalibrate import recalibrate
 from momentum2.engine.run import Resume
 from momentum2.errors import UserError
 from momentum2.evaluate.classifier import Classifier, classifier_config, run_directory, train_classifier
-from momentum2.evaluate.results import PIXELS, Result, measure
+from momentum2.evaluate.features import shuffled_views
+from momentum2.evaluate.results import PIXELS, Result, Settings, measure
 from momentum2.evaluate.subject import Subject
 from momentum2.evaluate.subsets import listed, stratified
 
@@ -58,13 +59,16 @@ def evaluate_semi(subject: Subject, options: SemiOptions) -> Result | None:
     method = train_classifier(subject, config, images, run_directory(subject, name, o.out), o.resume)
     if method is None:
         return None
-    recalibrate(method.encoder, images, subject.spec, subject.device)
+    seed, workers = subject.options.seed, subject.options.data.workers
+    shown = shuffled_views(images, subject.spec, seed=seed, device=subject.device, workers=workers)
+    recalibrate(method.encoder, shown)
     test = subject.features(data.test, Classifier(method, len(data.class_names)))
     assert test.labels is not None
+    trained: Settings = {"labels": len(chosen), "epochs": epochs, "batch size": batch_size, "lr": o.lr}
     return Result(
         name,
         subject.data_name,
         subject.name,
         measure(test.features, test.labels, data.class_names, subject.options.seed),
-        settings=subject.settings | {"labels": len(chosen), "epochs": epochs, "batch size": batch_size, "lr": o.lr},
+        settings=subject.settings | trained,
     )

@@ -5,18 +5,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
+import numpy as np
 import torch
-from momentum2 import distributed
+
 from momentum2.arguments import config_from_file
 from momentum2.augment import ViewSpec
 from momentum2.backbones import Encoder
-from momentum2.config import DataConfig, Precision, Stem
+from momentum2.config import DataConfig, Network, Precision, Stem
 from momentum2.data import Dataset, open_dataset
 from momentum2.engine.device import choose_device
-from momentum2.engine.encoder import EncoderCard, Network, load_encoder, read_card
+from momentum2.engine.encoder import EncoderCard, load_encoder, read_card
 from momentum2.engine.run import CONFIG
+from momentum2.engine.together import joined
 from momentum2.errors import UserError
 from momentum2.evaluate.features import Features, extract
 from momentum2.evaluate.floors import Pixels, random_encoder
@@ -93,7 +95,11 @@ class Subject:
     @property
     def data_name(self) -> str:
         data = self.options.data
-        kind = Path(data.root).resolve().name if data.root and data.name in ("folder", "archive", "list") else data.name
+        kind = (
+            Path(data.root).resolve().name
+            if data.root and data.name in ("folder", "archive", "list")
+            else data.name
+        )
         return f"{kind} {data.test_split}"
 
     @property
@@ -109,9 +115,15 @@ class Subject:
         }
 
     @cached_property
+    def images(self) -> Dataset:
+        """The images of `data.split`."""
+        return open_dataset(self.options.data, seed=self.options.seed)
+
+    @cached_property
     def labelled(self) -> Labelled:
+        """Those, and those of `data.test_split`, with their labels."""
         data = self.options.data
-        return check_labels(open_dataset(data, seed=self.options.seed), open_dataset(data, data.test_split))
+        return check_labels(self.images, open_dataset(data, data.test_split))
 
     def features(self, dataset: Dataset, encoder: Encoder | None = None) -> Features:
         """Features of a data set by this encoder, or by another one, on the CPU."""
@@ -127,14 +139,20 @@ class Subject:
         )
 
     def floors(self) -> Iterator[tuple[str, Encoder]]:
-        """The built-in baselines; none for a floor itself."""
-        if self.name not in (RANDOM, PIXELS):
-            for weights in ("random", "pixels"):
-                yield _floor(weights, self.card, self.labelled.train, self.spec, self.options, self.device)
+        """The built-in baselines with their names; none for a floor itself."""
+        if self.options.weights == "given":
+            yield self.floor("random")
+            yield self.floor("pixels")
+
+    def floor(self, weights: Literal["random", "pixels"]) -> tuple[str, Encoder]:
+        if weights == "pixels":
+            return PIXELS, Pixels(self.spec.size)
+        o = self.options
+        return RANDOM, random_encoder(self.card, self.images, self.spec, o.seed, self.device, o.data.workers)
 
 
 def data_of(source: str | Path) -> DataConfig:
-    """The evaluation data of a run, as its config.yaml has it; for a file on its own, kind "none" at its image size."""
+    """The evaluation data in a run's config.yaml; for a file on its own, kind "none" at its image size."""
     path = Path(source)
     config = _directory(path) / CONFIG
     if config.exists():
@@ -147,34 +165,32 @@ def data_of(source: str | Path) -> DataConfig:
 
 @contextmanager
 def open_subject(source: str | Path, options: SubjectOptions | None = None) -> Iterator[Subject]:
-    """Load what is to be evaluated; the processes that torchrun started are joined until the end of the block.
+    """Load what is to be evaluated; until the end of the block, processes of torchrun work together.
 
     Args:
         source: A run directory, one of its checkpoints, an `encoder.safetensors` or another file of weights.
         options: Its data of kind "none" stands for the run's own evaluation data.
     """
     options = options or SubjectOptions()
-    if options.feature_batch < 1:
-        raise UserError(f"--feature_batch must be at least 1, not {options.feature_batch}.")
-    device = choose_device(options.device)
-    distributed.setup(device)
-    try:
+    for flag, value in (("feature_batch", options.feature_batch), ("threads", options.threads)):
+        if value is not None and value < 1:
+            raise UserError(f"--{flag} must be at least 1, not {value}.")
+    with _flags_without_section(), joined(device := choose_device(options.device)):
         if options.threads:
             torch.set_num_threads(options.threads)
         loaded = load_encoder(source, options.network, options.backbone, options.stem, options.width)
         if options.data.name == "none":
             options = replace(options, data=data_of(source))
         if options.data.name == "none":
-            raise UserError(f"{source} has no evaluation data of its own: say which with --data.name and --data.root.")
-        encoder = loaded.encoder.to(device, memory_format=torch.channels_last)
-        subject = Subject(encoder, _name(Path(source), loaded.card), loaded.card, _directory(Path(source)), options, device)
+            raise UserError(f"{source} names no evaluation data: say which with --data.name and --data.root.")
+        encoder = cast(Encoder, loaded.encoder)
+        encoder.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        path, card = Path(source), loaded.card
+        subject = Subject(encoder, _name(path, card), card, _directory(path), options, device)
         if options.weights != "given":
-            train = open_dataset(options.data, seed=options.seed)
-            name, floor = _floor(options.weights, loaded.card, train, subject.spec, options, device)
+            name, floor = subject.floor(options.weights)
             subject = replace(subject, encoder=floor, name=name)
         yield subject
-    finally:
-        distributed.teardown()
 
 
 def check_labels(train: Dataset, test: Dataset) -> Labelled:
@@ -183,21 +199,29 @@ def check_labels(train: Dataset, test: Dataset) -> Labelled:
         if len(dataset) == 0:
             raise UserError(f"There are no {what} images: name a split that has some.")
         if dataset.labels is None or dataset.class_names is None:
-            raise UserError(f"The {what} images have no labels: put those of each class into a folder of its own.")
+            raise UserError(f"The {what} images have no labels: put each class into a folder of its own.")
     if train.class_names != test.class_names:
         raise UserError(
-            f"The training images have {len(train.class_names or ())} classes and the test images"
-            f" {len(test.class_names or ())} others: evaluate on splits of one data set."
+            f"The training images have {len(train.class_names or ())} classes, the test images have"
+            f" {len(test.class_names or ())} that are not the same: take both from one data set."
+        )
+    names, counts = train.class_names or (), np.bincount(test.labels)  # type: ignore[arg-type]
+    unseen = np.setdiff1d(test.labels, train.labels)  # type: ignore[arg-type]
+    if len(unseen):
+        raise UserError(
+            f"There is no training image of class {names[unseen[0]]}, which {counts[unseen[0]]:,} test images"
+            f" have, and so for {len(unseen)} of {len(names)} classes: add some, or raise --data.train_size."
         )
     return Labelled(train, test, train.class_names or ())
 
 
-def _floor(
-    weights: str, card: EncoderCard, train: Dataset, spec: ViewSpec, options: SubjectOptions, device: torch.device
-) -> tuple[str, Encoder]:
-    if weights == "pixels":
-        return PIXELS, Pixels(spec.size)
-    return RANDOM, random_encoder(card, train, spec, options.seed, device, options.data.workers)
+@contextmanager
+def _flags_without_section() -> Iterator[None]:
+    """What training calls --train.batch_size is --batch_size here."""
+    try:
+        yield
+    except UserError as error:
+        raise type(error)(str(error).replace("--train.", "--")) from None
 
 
 def _directory(source: Path) -> Path:

@@ -13,7 +13,7 @@ Ints = NDArray[np.int64]
 
 
 def stratified(labels: Ints, fraction: float, seed: int) -> Ints:
-    """Sorted indices of `fraction` of each class, rounded, at least one; a larger fraction contains a smaller one."""
+    """Sorted indices of `fraction` of each class, at least one; a larger fraction contains a smaller one."""
     if not 0 < fraction <= 1:
         raise UserError(f"The fraction of the labels must be above 0 and at most 1, not {fraction:g}.")
     chosen = []
@@ -44,6 +44,9 @@ def listed(names: Sequence[str], path: Path) -> Ints:
             places.get("/".join(parts[-d:]), []).append(index)
     wrong = [line for line, found in places.items() if len(found) != 1]
     if wrong:
-        how = "not among the training images" if not places[wrong[0]] else "the name of several training images"
-        raise UserError(f"{len(wrong):,} of the {len(wanted):,} lines of {path} are wrong: {wrong[0]} is {how}.")
+        what = "the name of several" if places[wrong[0]] else "not among the"
+        raise UserError(
+            f"{len(wrong):,} of {len(wanted):,} lines of {path} are wrong:"
+            f" {wrong[0]} is {what} training images."
+        )
     return np.unique([found[0] for found in places.values()])

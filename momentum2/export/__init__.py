@@ -9,9 +9,9 @@ import numpy as np
 from torch import Tensor
 
 from momentum2.augment import render
-from momentum2.config import DataConfig, DataName
+from momentum2.config import DataConfig, DataName, Network
 from momentum2.data import iterate, open_dataset
-from momentum2.engine.encoder import EncoderCard, Network, load_encoder
+from momentum2.engine.encoder import EncoderCard, load_encoder
 from momentum2.engine.recalibrate import recalibrate as recalibrate_norms
 from momentum2.errors import UserError
 from momentum2.export import detectron2, huggingface, onnx, timm, torchvision

@@ -10,7 +10,7 @@ import yaml
 from torch import Tensor
 
 from momentum2.engine.encoder import EncoderCard, LoadedEncoder
-from momentum2.export.target import Target, require_resnet, require_stem, require_width, state_of
+from momentum2.export.target import Target, require_resnet, require_stem, require_width
 from momentum2.weights import RESNETS
 
 _NAMES: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
@@ -60,7 +60,7 @@ def write(loaded: LoadedEncoder, folder: Path) -> None:
     require_stem(card, "detectron2")
     if not RESNETS[card.backbone].bottleneck:  # of the others it can be told the channels
         require_width(card, "detectron2")
-    arrays = {name: tensor.numpy() for name, tensor in renamed(state_of(loaded)).items()}
+    arrays = {name: tensor.numpy() for name, tensor in renamed(loaded.encoder.state_dict()).items()}
     content = {"model": arrays, "__author__": "momentum2", "matching_heuristics": True}
     (folder / "model.pkl").write_bytes(pickle.dumps(content))
     (folder / "detectron2.yaml").write_text(yaml.safe_dump(settings(card), sort_keys=False), encoding="utf-8")
@@ -75,4 +75,4 @@ def lines(loaded: LoadedEncoder, folder: Path) -> str:
     )
 
 
-TARGET = Target(write, lines, "weights and settings for its ResNets (model.pkl, detectron2.yaml)")
+TARGET = Target(write, lines)

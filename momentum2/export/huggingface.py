@@ -43,4 +43,4 @@ def lines(loaded: LoadedEncoder, folder: Path) -> str:
     )
 
 
-TARGET = Target(write, lines, "a folder for the Hub, loaded by timm (model.safetensors, config.json)")
+TARGET = Target(write, lines)

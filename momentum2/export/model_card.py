@@ -45,12 +45,12 @@ def _facts(card: EncoderCard, run: Path | None, licence: str, recalibrated: str 
     plan = run / "plan.txt" if run else None
     planned = plan.read_text(encoding="utf-8").splitlines() if plan and plan.is_file() else []
     data = next((line.split(maxsplit=1)[1] for line in planned if line.startswith("data ")), None)
+    side = round(card.image_size / card.crop)
     facts = {
         "network": f"{card.backbone}, stem {card.stem}, width {card.width:g}, without classifier",
         "output": f"{card.feature_dim} pooled features",
-        "input": f"RGB, {card.image_size} × {card.image_size}: the shorter side to "
-        f"{round(card.image_size / card.crop)} ({card.interpolation}, antialiased), its centre, scaled to [0, 1], "
-        f"minus {list(card.mean)}, divided by {list(card.std)}",
+        "input": f"RGB, {card.image_size} × {card.image_size}: shorter side to {side} ({card.interpolation}, "
+        f"antialiased), centre, scaled to [0, 1], minus {list(card.mean)}, divided by {list(card.std)}",
         "origin": origin,
         "training data": data or card.data or "unknown",
         "licence": licence,

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from momentum2.engine.encoder import EncoderCard, LoadedEncoder
 from momentum2.errors import UserError
 from momentum2.weights import RESNETS
@@ -21,12 +19,6 @@ class Target(NamedTuple):
 
     write: Callable[[LoadedEncoder, Path], None]
     lines: Callable[[LoadedEncoder, Path], str]
-    summary: str
-
-
-def state_of(loaded: LoadedEncoder) -> dict[str, Tensor]:
-    """The encoder's tensors with torchvision's names."""
-    return {name: tensor.detach().contiguous() for name, tensor in loaded.encoder.state_dict().items()}
 
 
 def preprocessing(card: EncoderCard) -> dict[str, Any]:
@@ -53,8 +45,8 @@ def require_resnet(card: EncoderCard, tool: str) -> None:
     """Refuse what is not a ResNet of torchvision: `tool` has other names for its parts."""
     if card.backbone not in RESNETS:
         raise UserError(
-            f"{tool} has not torchvision's names for {card.backbone}, as it has for ResNets; export to torchvision "
-            "or onnx."
+            f"{tool} takes ResNets, for which it has torchvision's names, and not {card.backbone}; export to "
+            "torchvision or onnx."
         )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from momentum2.engine.encoder import LoadedEncoder, save_encoder
 from momentum2.export.target import (
     Target,
+    preprocessing,
     require_resnet,
     require_stem,
     require_width,
@@ -21,13 +22,13 @@ def write(loaded: LoadedEncoder, folder: Path) -> None:
 
 
 def lines(loaded: LoadedEncoder, folder: Path) -> str:
-    path, name = folder.as_posix(), loaded.card.backbone
-    file = f"{path}/model.safetensors"
+    name, file = loaded.card.backbone, f"{folder.as_posix()}/model.safetensors"
+    options = ", ".join(f"{key}={value!r}" for key, value in preprocessing(loaded.card).items())
     return (
-        "import json, timm\n"
+        "import timm\n"
         f'model = timm.create_model("{name}", num_classes=0, checkpoint_path="{file}").eval()\n'
-        f'transform = timm.data.create_transform(**json.load(open("{path}/preprocessing.json")))\n'
+        f"transform = timm.data.create_transform({options})\n"
     )
 
 
-TARGET = Target(write, lines, "a checkpoint for timm.create_model (model.safetensors)")
+TARGET = Target(write, lines)

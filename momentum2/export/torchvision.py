@@ -10,7 +10,6 @@ from momentum2.export.target import (
     Target,
     require_stem,
     require_width,
-    state_of,
     write_preprocessing,
 )
 
@@ -24,10 +23,10 @@ def write(loaded: LoadedEncoder, folder: Path) -> None:
     require_width(card, "torchvision")
     if card.backbone.startswith(_OTHERWISE):
         raise UserError(
-            f"torchvision's {card.backbone} without its classifier does not give these features; export to onnx."
+            f"torchvision's {card.backbone} without its classifier gives other features; export to onnx."
         )
     save_encoder(folder / "model.safetensors", loaded.encoder, loaded.card)
-    torch.save(state_of(loaded), folder / "model.pth")
+    torch.save(loaded.encoder.state_dict(), folder / "model.pth")
     write_preprocessing(folder, card)
 
 
@@ -40,4 +39,4 @@ def lines(loaded: LoadedEncoder, folder: Path) -> str:
     )
 
 
-TARGET = Target(write, lines, "torchvision's own network, strictly (model.safetensors, model.pth)")
+TARGET = Target(write, lines)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from torch import Tensor, nn
 
@@ -60,9 +60,7 @@ class Method(nn.Module, ABC):
 
 def encoder_of(network: nn.Module) -> Encoder:
     """The encoder in a network that has a head behind it."""
-    encoder = network.get_submodule("encoder")
-    assert isinstance(encoder, Encoder)
-    return encoder
+    return cast(Encoder, network.get_submodule("encoder"))
 
 
 class TeacherMethod(Method):

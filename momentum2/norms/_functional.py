@@ -33,8 +33,7 @@ def batch_norm(
         )
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return _BatchNorm.apply(x, weight, bias, eps, statistics, devices)  # type: ignore[no-any-return,no-untyped-call]
-    mean, var = _moments(x, devices)
-    return _normalised(x, *statistics(mean, var, _count(x, devices)), weight, bias, eps)
+    return _forward(x, weight, bias, eps, statistics, devices)
 
 
 class _BatchNorm(torch.autograd.Function):
@@ -50,14 +49,17 @@ class _BatchNorm(torch.autograd.Function):
         statistics: Statistics,
         devices: int,
     ) -> Tensor:
-        mean, var = _moments(x, devices)
-        # The middle move is small and may be anything, a collective for instance: autograd has its graph.
-        with torch.enable_grad():
+        @torch.enable_grad()
+        def recorded(mean: Tensor, var: Tensor, n: int) -> tuple[Tensor, Tensor]:
+            # The middle move is small and may be anything, a collective for instance: autograd has its graph.
             ours = mean.detach().requires_grad_(), var.detach().requires_grad_()
-            used = statistics(*ours, _count(x, devices))
+            used = statistics(*ours, n)
+            ctx.statistics = ours, used  # type: ignore[attr-defined]
+            return used[0].detach(), used[1].detach()
+
+        ctx.eps = eps  # type: ignore[attr-defined]
         ctx.save_for_backward(x, weight, bias)  # type: ignore[arg-type]
-        ctx.statistics, ctx.eps = (ours, used), eps  # type: ignore[attr-defined]
-        return _normalised(x, used[0].detach(), used[1].detach(), weight, bias, eps)
+        return _forward(x, weight, bias, eps, recorded, devices)
 
     @staticmethod
     @once_differentiable
@@ -70,52 +72,49 @@ class _BatchNorm(torch.autograd.Function):
         scale = rstd if weight is None else rstd * weight
 
         g = _per_device(grad, devices)
-        centred = _per_device(x, devices) - mean.view(over)
-        dims = _reduced(g)
+        centred = _centred(x, _per_device(x, devices), mean)
+        dims = _reduced(x)
         sum_g = g.sum(dims)  # (k, c), as all that follows
         sum_gx = ((g * centred).sum(dims) + (mean - used_mean) * sum_g) * rstd  # Σ g · normalised x
         to_used = -scale * sum_g, -0.5 * scale * rstd * sum_gx
         to_mean, to_var = torch.autograd.grad(used, ours, to_used, retain_graph=True)
 
         n = _count(x, devices)
-        dx = centred.mul_((to_var * (2 / n)).view(over))  # in place: `centred` is as large as the batch
-        dx = dx.addcmul_(g, scale.view(over)).add_((to_mean / n).view(over)).flatten(0, 1).to(x.dtype)
+        dx = torch.addcmul((to_mean / n).view(over), centred, (to_var * (2 / n)).view(over), out=centred)
+        dx = dx.addcmul_(g, scale.view(over)).flatten(0, 1).to(x.dtype)
         dweight = None if weight is None else sum_gx.sum(0).to(weight.dtype)
         dbias = None if bias is None else sum_g.sum(0).to(bias.dtype)
         return dx, dweight, dbias, None, None, None
 
 
-def _moments(x: Tensor, devices: int) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance, (devices, c) each. Differentiable only where it is compiled."""
-    compiling = torch.compiler.is_compiling()
-    if devices == 1 and x.device.type in ("cpu", "cuda") and not compiling:
-        # torch's own kernel. The running statistics that it updates are scratch; their dtype is the result's.
-        scratch = x.new_empty(2, x.shape[1], dtype=_statistics_dtype(x))
-        mean, var = torch.ops.aten.batch_norm_update_stats(x, scratch[0], scratch[1], 0.0)
-        return mean.unsqueeze(0), var.unsqueeze(0)
-    chunks = _per_device(x, devices)
-    dims = _reduced(chunks)
-    if x.device.type == "cpu" and not compiling:  # torch.var_mean is several times slower here
-        mean = chunks.mean(dims)
-        return mean, (chunks - mean.view(_per_channel(x))).square_().mean(dims)
-    var, mean = torch.var_mean(chunks, dims, correction=0)
-    return mean, var
-
-
-def _normalised(
-    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+def _forward(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, statistics: Statistics, devices: int
 ) -> Tensor:
-    """x with each virtual device normalised by its own mean and var (devices, c)."""
-    weight = None if weight is None else weight.to(mean.dtype)
-    bias = None if bias is None else bias.to(mean.dtype)
-    if len(mean) == 1 and not torch.compiler.is_compiling():
+    compiling, kind, n = torch.compiler.is_compiling(), x.device.type, _count(x, devices)
+    dtype = _statistics_dtype(x)
+    weight = None if weight is None else weight.to(dtype)
+    bias = None if bias is None else bias.to(dtype)
+    if devices == 1 and kind in ("cpu", "cuda") and not compiling:
+        # torch's own kernels. The running statistics that the first updates are scratch, and set its dtype.
+        scratch = x.new_empty(2, x.shape[1], dtype=dtype)
+        mean, var = torch.ops.aten.batch_norm_update_stats(x, scratch[0], scratch[1], 0.0)
+        mean, var = statistics(mean.unsqueeze(0), var.unsqueeze(0), n)
         return F.batch_norm(x, mean[0], var[0], weight, bias, False, 0.0, eps)
-    over = _per_channel(x)
-    scale = (var + eps).rsqrt() if weight is None else (var + eps).rsqrt() * weight
-    y = (_per_device(x, len(mean)) - mean.view(over)) * scale.view(over)
-    if bias is not None:
-        y = y + bias.view(1, *over[1:])
-    return y.flatten(0, 1).to(x.dtype)
+
+    chunks, over, dims = _per_device(x, devices), _per_channel(x), _reduced(x)
+    if kind == "cpu" and not compiling:  # where torch.var_mean is several times slower
+        mean = chunks.mean(dims)
+        centred = _centred(x, chunks, mean)
+        var = centred.square().mean(dims)
+    else:
+        var, mean = torch.var_mean(chunks, dims, correction=0)
+        centred = _centred(x, chunks, mean)
+    used_mean, used_var = statistics(mean, var, n)
+    scale = (used_var + eps).rsqrt() if weight is None else (used_var + eps).rsqrt() * weight
+    shift = (mean - used_mean) * scale if bias is None else (mean - used_mean) * scale + bias
+    y = torch.addcmul(shift.view(over), centred, scale.view(over), out=None if compiling else centred)
+    # Not a view: what follows, such as ReLU(inplace=True), may write into the output.
+    return torch.ops.aten._unsafe_view(y, x.shape).to(x.dtype)  # type: ignore[no-any-return]
 
 
 def _statistics_dtype(x: Tensor) -> torch.dtype:
@@ -127,14 +126,20 @@ def _per_device(x: Tensor, devices: int) -> Tensor:
     return x.view(devices, len(x) // devices, *x.shape[1:]).to(_statistics_dtype(x))
 
 
+def _centred(x: Tensor, chunks: Tensor, mean: Tensor) -> Tensor:
+    """`chunks = _per_device(x)` less the mean (devices, c), in the memory of chunks where that is not x's."""
+    own = chunks.dtype != x.dtype and not torch.compiler.is_compiling()
+    return torch.sub(chunks, mean.view(_per_channel(x)), out=chunks if own else None)
+
+
 def _per_channel(x: Tensor) -> tuple[int, ...]:
     """The shape in which (devices, c) meets `_per_device(x)`."""
     return (-1, 1, x.shape[1]) + (1,) * (x.dim() - 2)
 
 
-def _reduced(chunks: Tensor) -> tuple[int, ...]:
-    """The dimensions that a statistic of (devices, n/devices, c, ...) runs over."""
-    return (1, *range(3, chunks.dim()))
+def _reduced(x: Tensor) -> tuple[int, ...]:
+    """The dimensions of `_per_device(x)` that a statistic runs over: all but devices and channels."""
+    return (1, *range(3, x.dim() + 1))
 
 
 def _count(x: Tensor, devices: int) -> int:

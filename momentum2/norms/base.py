@@ -22,7 +22,7 @@ class PlainBatchNorm(_BatchNorm):
     @torch.no_grad()
     def _track(self, mean: Tensor, unbiased_var: Tensor) -> None:
         """torch's rule for the running statistics, given the batch's, (c,) each."""
-        self.num_batches_tracked += 1
+        self.num_batches_tracked.add_(1)
         weight = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
         self.running_mean.copy_(weight * mean + (1 - weight) * self.running_mean)
         self.running_var.copy_(weight * unbiased_var + (1 - weight) * self.running_var)

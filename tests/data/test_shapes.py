@@ -86,8 +86,8 @@ def plain_inside(shape: str, u: float, v: float) -> bool:
     if shape == "cross":
         return (abs(u) <= 0.34 and abs(v) <= 0.95) or (abs(v) <= 0.34 and abs(u) <= 0.95)
     corners = 3 if shape == "triangle" else 5
-    at_sides = 0.5 if shape == "triangle" else 0.32 / np.cos(2 * np.pi / 5)
-    between = 0.5 / np.cos(np.pi / 3) if shape == "triangle" else 0.32 / np.cos(np.pi / 5)
+    at_sides = 0.56 if shape == "triangle" else 0.38 / np.cos(2 * np.pi / 5)
+    between = 0.56 / np.cos(np.pi / 3) if shape == "triangle" else 0.38 / np.cos(np.pi / 5)
     turns = np.arange(2 * corners) * np.pi / corners
     radii = np.where(np.arange(2 * corners) % 2 == 0, at_sides, between)
     x, y = radii * np.cos(turns), radii * np.sin(turns)
@@ -101,7 +101,7 @@ def plain_inside(shape: str, u: float, v: float) -> bool:
 
 @pytest.mark.parametrize("number", range(5))
 def test_each_shape_is_what_its_name_says(number: int) -> None:
-    points = np.random.default_rng(number).uniform(-1.1, 1.1, (1500, 2)).astype(np.float32)
+    points = np.random.default_rng(number).uniform(-1.3, 1.3, (1500, 2)).astype(np.float32)
     depth = shapes._DEPTH[number](points[:, 0], points[:, 1])
     clear = np.abs(depth) > 2e-3  # the angles come from a table of 4096 steps
     expected = [plain_inside(shapes.SHAPES[number], u, v) for u, v in points.astype(float)]
@@ -127,7 +127,7 @@ def test_annotations_mark_what_differs_from_the_background() -> None:
         for (x1, y1, x2, y2), mask in zip(boxes, masks, strict=True):
             y, x = np.nonzero(mask)
             assert (x1, y1, x2, y2) == (x.min(), y.min(), x.max() + 1, y.max() + 1)
-            assert 8 <= max(x2 - x1, y2 - y1) <= size / 2
+            assert 8 <= max(x2 - x1, y2 - y1) <= 0.6 * size
     assert counts == {1, 2, 3, 4}
 
 

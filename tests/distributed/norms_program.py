@@ -24,7 +24,7 @@ def network() -> nn.Sequential:
 
 
 def maybe_ddp(net: nn.Module) -> nn.Module:
-    """Inside DistributedDataParallel where there are two processes: to import it costs seconds of every one."""
+    """Inside DistributedDataParallel where there are two processes; its import costs each one seconds."""
     return DistributedDataParallel(net, broadcast_buffers=False) if distributed.world_size() == 2 else net
 
 

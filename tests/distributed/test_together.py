@@ -63,7 +63,7 @@ def on_processes(code: str, here: Path, world: int = WORLD) -> list[Ended]:
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=120,
+        timeout=600,
     )
     return [
         Ended(int(ended), (here / f"out{rank}").read_text(), (here / f"err{rank}").read_text())

@@ -143,10 +143,10 @@ if first == 0:
     with open_run(Path(sys.argv[1]), Config(), "auto"):
         worker = os.fork()
         if worker == 0:
-            time.sleep(60)
+            time.sleep(300)
             os._exit(0)
         os.write(tell, str(worker).encode())
-        time.sleep(60)
+        time.sleep(300)
 worker = int(os.read(told, 20))
 print(first, flush=True)
 try_to_open()
@@ -159,7 +159,7 @@ os.kill(worker, signal.SIGKILL)
 
 def test_a_second_process_is_refused_until_the_first_is_dead_even_if_a_worker_outlives_it(out: Path):
     command = [sys.executable, "-c", TWO_PROCESSES, str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     first, while_alive, after = done.stdout.splitlines()
     assert f"{out} is in use by process {first} on " in while_alive
     assert after == "opened"

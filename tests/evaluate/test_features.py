@@ -1,6 +1,3 @@
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -65,44 +62,3 @@ def test_unreadable_images_are_left_out(encoder: nn.Module, tmp_path: Path, work
     assert found.labels is None
     expected = by_hand(encoder, [image for i, image in enumerate(images) if i != 3])
     assert torch.allclose(found.features, expected, atol=0.02)  # crops of loose files are resized in uint8
-
-
-PROGRAM = """
-import sys, torch
-from momentum2 import distributed
-from momentum2.augment import view_specs
-from momentum2.backbones import build
-from momentum2.config import DataConfig, ViewsConfig
-from momentum2.data import open_dataset
-from momentum2.evaluate.features import extract
-from momentum2.evaluate.knn import knn_scores
-
-torch.set_num_threads(1)
-distributed.setup(torch.device("cpu"))
-torch.manual_seed(0)
-encoder = build("resnet18", "small", 0.25)
-spec = view_specs(ViewsConfig("evaluation"), 16)[0]
-train, test = (
-    extract(encoder, open_dataset(DataConfig("shapes", image_size=16, split=split, train_size=n, cache="off")), spec, batch_size=10)
-    for split, n in (("train", 74), ("test", 21))  # 8 batches, the last of 4; and 3, the last of 1
-)
-votes = knn_scores(train.features, train.labels, test.features, 10, 5)
-torch.save([train.features, train.indices, train.labels, test.features, test.indices, votes], f"{sys.argv[1]}{distributed.rank()}.pt")
-distributed.teardown()
-"""
-
-
-@pytest.mark.slow
-def test_three_processes_find_what_one_finds(tmp_path: Path):
-    """To the last bit, with uneven shares: 3 + 3 + 2 batches, of which the last is short."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    root = Path(__file__).parents[2]
-    for command in ([sys.executable, program, tmp_path / "one"], [*start, program, tmp_path / "three"]):
-        subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(root)}, timeout=200)
-    one = torch.load(tmp_path / "one0.pt")
-    assert one[1].tolist() == list(range(74))
-    for rank in range(3):
-        three = torch.load(tmp_path / f"three{rank}.pt")
-        assert all(torch.equal(a, b) for a, b in zip(one, three, strict=True))

@@ -40,7 +40,10 @@ def test_it_is_the_accuracy_of_the_test_split(tmp_path, encoder: nn.Module):
     """Two colours are two classes; three of the four test images lie in the right folder."""
     from PIL import Image
 
-    for split, colours in (("train", ["red", "red", "blue", "blue"]), ("test", ["red", "red", "blue", "red"])):
+    for split, colours in (
+        ("train", ["red", "red", "blue", "blue"]),
+        ("test", ["red", "red", "blue", "red"]),
+    ):
         for i, colour in enumerate(colours):
             folder = tmp_path / split / ("a" if i < 2 else "b")
             folder.mkdir(parents=True, exist_ok=True)

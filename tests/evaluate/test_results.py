@@ -62,7 +62,9 @@ def test_per_class_accuracy_averages_to_the_whole():
 def test_the_interval_is_that_of_resampling():
     hits = np.random.default_rng(0).random(400) < 0.7
     resampled = np.random.default_rng(1).choice(hits, (20_000, 400)).mean(1)
-    assert bootstrap_interval(hits, seed=0) == pytest.approx(100 * np.quantile(resampled, [0.025, 0.975]), abs=0.5)
+    assert bootstrap_interval(hits, seed=0) == pytest.approx(
+        100 * np.quantile(resampled, [0.025, 0.975]), abs=0.5
+    )
     exact = 100 * binom(400, hits.mean()).ppf([0.025, 0.975]) / 400
     assert bootstrap_interval(hits, seed=5) == pytest.approx(exact, abs=0.5)
     assert bootstrap_interval(hits, seed=3) == bootstrap_interval(hits, seed=3)
@@ -89,8 +91,7 @@ def test_a_foreign_file_is_not_overwritten(tmp_path: Path):
 
 def test_a_result_is_shown(capsys: pytest.CaptureFixture[str]):
     result = a_result()
-    print_result(result, Path("results.json"))
+    print_result(result)
     shown = capsys.readouterr().out
     assert f"top-1  {result.accuracy.top1:.2f} %" in shown
     assert "12.50 %  raw pixels" in shown
-    assert "written to results.json" in shown

@@ -38,7 +38,10 @@ def test_lists_of_file_names_and_of_paths(tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("n01_0.JPEG\nn09_0.JPEG\n", "1 of the 2 lines .* are wrong: n09_0.JPEG is not among the training images"),
+        (
+            "n01_0.JPEG\nn09_0.JPEG\n",
+            "1 of 2 lines .* are wrong: n09_0.JPEG is not among the training images",
+        ),
         ("same.jpg\n", "same.jpg is the name of several training images"),
         ("\n\n", "is empty"),
     ],

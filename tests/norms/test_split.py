@@ -56,6 +56,16 @@ def test_equals_separate_replicas(shape, memory_format, devices):
     torch.testing.assert_close(split.eval()(x), replicas[0].eval()(x), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_follows_may_write_into_the_output(dtype):
+    """As ReLU(inplace=True) does in every ResNet."""
+    norm, _ = pair(SplitBatchNorm, 4, devices=3)
+    x, x2 = (random((12, C, 3, 3), 0).to(dtype).requires_grad_() for _ in range(2))
+    nn.functional.relu(norm(x), inplace=True).sum().backward()
+    nn.functional.relu(norm(x2)).sum().backward()
+    assert torch.equal(x.grad, x2.grad)
+
+
 def test_gradients_by_finite_differences():
     norm = SplitBatchNorm(2, devices=2).double()
     x = torch.randn(4, 2, 3, dtype=torch.double, requires_grad=True)

@@ -1,0 +1,44 @@
+"""What the loop is given."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from momentum2.config import MonitorConfig, OptimConfig, TrainConfig
+from momentum2.methods import Method
+
+
+class StepBatch(Protocol):
+    """This process's part of the batch of one step."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def wait(self) -> float:
+        """Seconds that the loop waited for it."""
+
+    def inputs(self, i: int, n: int) -> tuple[Any, ...]:
+        """Arguments of the method for micro-batch i of n."""
+        ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `fit` turns. Everything in it is a function of the config, and batches are one of the step too."""
+
+    method: Method
+    batches: Callable[[int], AbstractContextManager[Iterable[StepBatch]]]  # from this step on
+    lr: Callable[[int], float]
+    steps: int
+    steps_per_epoch: int
+    lr_peak: float
+    train: TrainConfig
+    optim: OptimConfig
+    monitor: MonitorConfig
+    device: torch.device
+    validate: Callable[[], dict[str, float]] | None = None
+    validate_every: int = 0  # steps; the last step is always validated

@@ -1,0 +1,117 @@
+"""One run in detail: confusions, views, settings, and how to run it again."""
+
+import platform
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from shlex import quote
+
+import numpy as np
+import torch
+
+from momentum2 import __version__
+from momentum2.data.contact_sheet import write_views
+from momentum2.data.dataset import Ints
+from momentum2.engine.run import CONFIG
+from momentum2.report.html import data_uri, escape, number, table
+from momentum2.report.learned import Learned, confusion
+from momentum2.report.run import RunFiles
+
+_MOST = 20  # classes up to which the whole matrix is shown
+_PAIRS = 10
+
+
+def confusion_part(learned: Learned) -> str:
+    """The confusion matrix, and the most frequent mistakes in words."""
+    assert learned.class_names is not None
+    counts = confusion(learned)
+    right, total = int(np.trace(counts)), int(counts.sum())
+    caption = (
+        f"{right / total:.1%} of these images are classified rightly by the {learned.k} nearest others on this page; "
+        "evaluate knn, with all training images as neighbours, is the better measure."
+    )
+    matrix = _matrix(counts, learned.class_names) if len(counts) <= _MOST else ""
+    wrong = counts * (1 - np.eye(len(counts), dtype=np.int64))
+    order = np.argsort(-wrong, axis=None, kind="stable")[:_PAIRS]
+    pairs = [(int(i) // len(counts), int(i) % len(counts)) for i in order]
+    rows = [
+        (learned.class_names[a], learned.class_names[b], int(counts[a, b])) for a, b in pairs if wrong[a, b]
+    ]
+    mistakes = table(("class", "taken for", "images"), rows, "Most frequent confusions") if rows else ""
+    return f"<p>{escape(caption)}</p>{matrix}{mistakes}"
+
+
+def _matrix(counts: Ints, names: Sequence[str]) -> str:
+    """Rows are classes, columns what they were taken for; the tint is the share of the row."""
+    head = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in names)
+    lines = []
+    for r, name in enumerate(names):
+        cells = []
+        for c, count in enumerate(counts[r].tolist()):
+            share = count / max(1, int(counts[r].sum()))
+            kind = "right" if r == c else "wrong"
+            title = escape(f"{name} taken for {names[c]}: {count}")
+            cells.append(
+                f'<td class="{kind}" style="--share:{share:.2f}" title="{title}">{count or "·"}</td>'
+            )
+        lines.append(f'<tr><th scope="row">{escape(name)}</th>{"".join(cells)}</tr>')
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="Confusion matrix"><table class="confusion">'
+        "<caption>Rows: the class of an image; columns: the class of its neighbours</caption>"
+        f"<thead><tr><td></td>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def views_part(run: RunFiles) -> str:
+    """The contact sheet of what the network sees in training."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "views.webp"
+        write_views(run.config, path, count=6)
+        picture = data_uri("image/webp", path.read_bytes())
+    words = "Each row: an image of the first batch, then the views of it that the network is shown."
+    return (
+        f'<figure><img src="{picture}" alt="{words}" class="sheet"><figcaption>{words}</figcaption></figure>'
+    )
+
+
+def settings_part(run: RunFiles) -> str:
+    """Plan, config and the commands that repeat the run."""
+    config = run.directory / CONFIG
+    commands = (
+        f"momentum2 pretrain --config {quote(str(config))} --out NEW_DIRECTORY\n"
+        f"momentum2 evaluate knn {quote(str(run.directory))}\n"
+        f"momentum2 report {quote(str(run.directory))}"
+    )
+    text = config.read_text(encoding="utf-8", errors="replace")
+    parts = [f"<h4>Run it again</h4><pre>{escape(commands)}</pre>"]
+    if run.plan:
+        parts.append(f"<h4>What it comes to</h4><pre>{escape(run.plan)}</pre>")
+    parts.append(f"<details><summary>All settings (config.yaml)</summary><pre>{escape(text)}</pre></details>")
+    return "".join(parts)
+
+
+def differences(runs: Sequence[RunFiles]) -> str:
+    """Settings in which the runs differ."""
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    rows = []
+    for name in names:
+        values = [run.settings.get(name) for run in runs]
+        if any(value != values[0] for value in values):
+            rows.append((name, *(number(value, 6) for value in values)))
+    if not rows:
+        return "<p>All settings are the same.</p>"
+    return table(("setting", *(run.name for run in runs)), rows, "Settings that differ")
+
+
+def environment() -> str:
+    """What this page, and at the end of a training also the run, was made with."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    rows = [
+        ("momentum2", __version__),
+        ("torch", torch.__version__),
+        ("Python", platform.python_version()),
+        ("system", f"{platform.system()} {platform.release()} {platform.machine()}"),
+        ("accelerators", ", ".join(gpus) or "none"),
+        ("CPU threads", torch.get_num_threads()),
+    ]
+    return table((), rows, "Where this page was made")

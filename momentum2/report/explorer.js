@@ -1,0 +1,250 @@
+// The map of images and the gallery of neighbours. Names are only ever set as text.
+const SPRITES = JSON.parse(byId("sprites").textContent);
+const CLASS_COLOURS = ["#4e79d6", "#e8842c", "#3aa655", "#d94f4a", "#9467c9", "#98694f", "#df78b8", "#8a8f99", "#b5ae22", "#22b0c2"];
+const classColour = (label, count) => (count <= 10 ? CLASS_COLOURS[label] : "hsl(" + ((label * 137.508) % 360).toFixed(0) + " 65% " + (label % 2 ? 45 : 60) + "%)");
+
+const canvas = byId("map"), pen = canvas.getContext("2d"), tip = byId("tip");
+let shown = null;                                  // the map of the chosen run
+let selected = -1, chosen = -1, highlighted = -1;  // dot under the pointer; dot whose neighbours are shown; class
+let view = { x: 0.5, y: 0.5, zoom: 1 };
+const MARGIN = 16;
+
+function make(tag, name, text) {
+  const element = document.createElement(tag);
+  if (name) element.className = name;
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
+function thumb(index, size) {
+  const element = make("span", "thumb"), scale = size / shown.side, per = shown.columns * shown.columns;
+  const place = index % per, rows = Math.ceil(Math.min(per, shown.names.length - (index - place)) / shown.columns);
+  element.style.cssText = "width:" + size + "px;height:" + size + "px;background-size:" + shown.columns * size + "px " + rows * size + "px;" +
+    "background-position:-" + (place % shown.columns) * size + "px -" + Math.floor(place / shown.columns) * size + "px";
+  element.style.backgroundImage = "url(" + SPRITES[shown.sprites[Math.floor(index / per)]] + ")";
+  if (scale >= 3) element.style.imageRendering = "pixelated";
+  return element;
+}
+const className = (i) => (shown.labels ? shown.classes[shown.labels[i]] : "");
+
+// ---- drawing
+const across = () => canvas.clientWidth - 2 * MARGIN, down = () => canvas.clientHeight - 2 * MARGIN;
+const toX = (i) => MARGIN + ((shown.x[i] - view.x) * view.zoom + 0.5) * across();
+const toY = (i) => MARGIN + ((0.5 - (shown.y[i] - view.y) * view.zoom)) * down();
+let waiting = false;
+function redraw() {
+  if (waiting || !shown) return;
+  waiting = true;
+  requestAnimationFrame(() => { waiting = false; drawMap(); });
+}
+function drawMap() {
+  const ratio = devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
+  if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+  }
+  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+  pen.clearRect(0, 0, width, height);
+  const radius = (shown.x.length > 4000 ? 2 : 3) * Math.sqrt(view.zoom);
+  const groups = shown.classes ? shown.classes.length : 1;
+  for (let pass = 0; pass < 2; pass++) {  // what is highlighted comes on top
+    for (let label = 0; label < groups; label++) {
+      const bright = highlighted < 0 || highlighted === label;
+      if (bright !== (pass === 1)) continue;
+      pen.globalAlpha = bright ? 0.8 : 0.12;
+      pen.fillStyle = shown.labels ? classColour(label, groups) : variable("--accent");
+      pen.beginPath();
+      for (const i of shown.members[label]) {
+        const x = toX(i), y = toY(i);
+        if (x < -radius || y < -radius || x > width + radius || y > height + radius) continue;
+        pen.moveTo(x + radius, y);
+        pen.arc(x, y, radius, 0, 7);
+      }
+      pen.fill();
+    }
+  }
+  pen.globalAlpha = 1;
+  if (chosen >= 0) {
+    pen.strokeStyle = variable("--soft");
+    pen.lineWidth = 1;
+    for (const j of shown.neighbours[chosen]) { pen.beginPath(); pen.moveTo(toX(chosen), toY(chosen)); pen.lineTo(toX(j), toY(j)); pen.stroke(); }
+  }
+  for (const i of [chosen, selected]) {
+    if (i < 0) continue;
+    pen.strokeStyle = variable("--text");
+    pen.lineWidth = 2;
+    pen.beginPath();
+    pen.arc(toX(i), toY(i), radius + 3, 0, 7);
+    pen.stroke();
+  }
+}
+
+// ---- choosing dots
+function nearestDot(x, y, reach) {
+  let best = -1, bestDistance = reach * reach;
+  for (let i = 0; i < shown.x.length; i++) {
+    if (highlighted >= 0 && shown.labels[i] !== highlighted) continue;
+    const dx = toX(i) - x, dy = toY(i) - y, distance = dx * dx + dy * dy;
+    if (distance < bestDistance) { best = i; bestDistance = distance; }
+  }
+  return best;
+}
+function select(i) {
+  if (i === selected) return;
+  selected = i;
+  redraw();
+  tip.hidden = i < 0;
+  if (i < 0) return;
+  tip.replaceChildren(thumb(i, 128), make("strong", "", className(i)), make("div", "", shown.names[i]));
+  if (shown.labels && shown.predicted[i] !== shown.labels[i]) tip.append(make("div", "", "✗ neighbours say " + shown.classes[shown.predicted[i]]));
+  const x = toX(i), y = toY(i);
+  tip.style.left = Math.max(4, x + 14 + tip.offsetWidth > canvas.clientWidth ? x - 14 - tip.offsetWidth : x + 14) + "px";
+  tip.style.top = Math.min(Math.max(4, y - tip.offsetHeight / 2), Math.max(4, canvas.clientHeight - tip.offsetHeight - 4)) + "px";
+}
+function speak(i) { byId("spoken").textContent = i < 0 ? "" : [className(i), shown.names[i]].filter(Boolean).join(", "); }
+function choose(i) {
+  chosen = i;
+  redraw();
+  drawGallery();
+}
+function inDirection(dx, dy) {
+  if (selected < 0) return nearestDot(canvas.clientWidth / 2, canvas.clientHeight / 2, Infinity);
+  let best = selected, bestCost = Infinity;
+  for (let i = 0; i < shown.x.length; i++) {
+    const x = toX(i) - toX(selected), y = toY(i) - toY(selected), along = x * dx + y * dy, aside = Math.abs(x * dy) + Math.abs(y * dx);
+    if (i === selected || along <= 0.5 || aside > 2 * along || (highlighted >= 0 && shown.labels[i] !== highlighted)) continue;
+    if (along + 2 * aside < bestCost) { best = i; bestCost = along + 2 * aside; }
+  }
+  return best;
+}
+
+// ---- zoom and pan
+function zoom(factor) {
+  const centre = selected >= 0 ? selected : -1;
+  view.zoom = Math.min(40, Math.max(1, view.zoom * factor));
+  if (centre >= 0) { view.x = shown.x[centre]; view.y = shown.y[centre]; }
+  settle();
+}
+function settle() {
+  const half = 0.5 / view.zoom;
+  view.x = Math.min(1 - half, Math.max(half, view.x));
+  view.y = Math.min(1 - half, Math.max(half, view.y));
+  canvas.classList.toggle("zoomed", view.zoom > 1);
+  const kept = selected;
+  selected = -1;
+  select(kept);
+  redraw();
+}
+let dragged = null;
+canvas.addEventListener("pointerdown", (event) => { dragged = { x: event.offsetX, y: event.offsetY, far: false }; });
+canvas.addEventListener("pointermove", (event) => {
+  if (dragged && event.buttons && view.zoom > 1) {
+    const dx = event.offsetX - dragged.x, dy = event.offsetY - dragged.y;
+    if (dragged.far || Math.hypot(dx, dy) > 4) {
+      dragged = { x: event.offsetX, y: event.offsetY, far: true };
+      view.x -= dx / across() / view.zoom;
+      view.y += dy / down() / view.zoom;
+      select(-1);
+      settle();
+    }
+    return;
+  }
+  if (event.pointerType !== "touch") select(nearestDot(event.offsetX, event.offsetY, 24));
+});
+canvas.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") select(-1); });
+canvas.addEventListener("click", (event) => {
+  const far = dragged && dragged.far;
+  dragged = null;
+  if (far) return;
+  const i = nearestDot(event.offsetX, event.offsetY, 32);
+  select(i);
+  if (i >= 0) choose(i);
+});
+const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+canvas.addEventListener("keydown", (event) => {
+  if (ARROWS[event.key]) { select(inDirection(...ARROWS[event.key])); speak(selected); }
+  else if (event.key === "Enter" || event.key === " ") choose(selected);
+  else if (event.key === "+" || event.key === "=") zoom(1.6);
+  else if (event.key === "-") zoom(1 / 1.6);
+  else if (event.key === "0") showWhole();
+  else if (event.key === "Escape") select(-1);
+  else return;
+  event.preventDefault();
+});
+function showWhole() { view = { x: 0.5, y: 0.5, zoom: 1 }; settle(); }
+byId("zoom-in").addEventListener("click", () => zoom(1.6));
+byId("zoom-out").addEventListener("click", () => zoom(1 / 1.6));
+byId("zoom-all").addEventListener("click", showWhole);
+
+// ---- classes
+function highlight(label) {
+  highlighted = label;
+  byId("class").value = label < 0 ? "" : String(label);
+  document.querySelectorAll("#legend button").forEach((button) => button.setAttribute("aria-pressed", String(Number(button.value) === label)));
+  select(-1);
+  redraw();
+}
+byId("class").addEventListener("change", (event) => highlight(event.target.value === "" ? -1 : Number(event.target.value)));
+const MOST_IN_LEGEND = 30;
+function drawLegend() {
+  const names = shown.classes || [], legend = byId("legend");
+  byId("class").replaceChildren(new Option("all classes", ""), ...names.map((name, label) => new Option(name, label)));
+  byId("class").parentElement.hidden = !names.length;
+  legend.replaceChildren(...(names.length > MOST_IN_LEGEND ? [] : names).map((name, label) => {
+    const item = make("li"), button = make("button"), dot = make("i");
+    button.type = "button";
+    button.value = label;
+    button.setAttribute("aria-pressed", "false");
+    dot.style.background = classColour(label, names.length);
+    button.append(dot, make("span", "", name));
+    button.addEventListener("click", () => highlight(highlighted === label ? -1 : label));
+    item.append(button);
+    return item;
+  }));
+}
+
+// ---- gallery
+function picture(i, kind) {
+  const figure = make("figure", kind), sign = kind === "wrong" ? "✗ " : "", name = className(i) || shown.names[i];
+  const image = thumb(i, 64);
+  image.setAttribute("role", "img");
+  image.setAttribute("aria-label", name + (kind === "wrong" ? ", another class" : ""));
+  figure.title = shown.names[i];
+  figure.append(image, make("figcaption", "", sign + name));
+  return figure;
+}
+function galleryRow(query, kind) {
+  const row = make("div", "row " + kind);
+  row.tabIndex = 0;
+  row.setAttribute("role", "group");
+  row.setAttribute("aria-label", "Neighbours of " + shown.names[query]);
+  const kindOf = (j) => (shown.labels ? (shown.labels[j] === shown.labels[query] ? "same" : "wrong") : "");
+  row.append(picture(query, "query"), ...shown.neighbours[query].map((j) => picture(j, kindOf(j))));
+  return row;
+}
+function drawGallery() {
+  const rows = shown.queries.map((query) => galleryRow(query, ""));
+  if (chosen >= 0) rows.unshift(galleryRow(chosen, "chosen"));
+  byId("gallery").replaceChildren(...rows);
+}
+
+// ---- another run
+runListeners.push((index) => {
+  shown = DATA.runs[index].map || null;
+  byId("explorer").hidden = !shown;
+  if (!shown) return;
+  shown.members ||= groupByClass(shown);
+  selected = chosen = highlighted = -1;
+  tip.hidden = true;
+  byId("map-words").textContent = shown.words;
+  byId("wrong-hint").hidden = !shown.labels;
+  drawLegend();
+  drawGallery();
+  showWhole();
+});
+function groupByClass(map) {
+  const members = (map.classes || [""]).map(() => []);
+  for (let i = 0; i < map.x.length; i++) members[map.labels ? map.labels[i] : 0].push(i);
+  return members;
+}
+themeListeners.push(redraw);
+new ResizeObserver(redraw).observe(canvas);

@@ -1,0 +1,187 @@
+"""Run directories to one HTML page that needs nothing else."""
+
+import base64
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from momentum2.errors import UserError
+from momentum2.report import details, summary
+from momentum2.report.curves import CURVES, HEALTH, alarms, series
+from momentum2.report.html import data_uri, escape, note, script_json
+from momentum2.report.learned import Learned, ReportOptions, look, queries
+from momentum2.report.run import RunFiles, read_runs
+from momentum2.report.sprites import COLUMNS
+
+#: Name of a run's report in its directory.
+REPORT = "report.html"
+
+NO_PLOTLY = "The curves need plotly: pip install 'momentum2[report]', then momentum2 report RUN."
+NO_LABELS = (
+    "No confusion matrix, for the images have no labels: put those of each class into a folder of its own."
+)
+
+
+def write_report(runs: Sequence[Path], out: Path | None = None, options: ReportOptions | None = None) -> Path:
+    """Write the report of a run, or of several side by side; returns where it is.
+
+    What cannot be shown (no plotly, no checkpoint yet, images that are gone) is one line on the page that says why.
+
+    Args:
+        runs: Run directories.
+        out: The page (default: `report.html` in the run, or beside the first of several).
+        options: What to look at.
+    """
+    options = options or ReportOptions()
+    if options.points < 3:
+        raise UserError(f"--points must be at least 3, not {options.points}.")
+    opened = read_runs([Path(run) for run in runs])
+    if not opened:
+        raise UserError("Say which run: give a run directory.")
+    first = opened[0].directory
+    path = out or (first / REPORT if len(opened) == 1 else first.resolve().parent / REPORT)
+    page = _report(opened, options)
+    temporary = path.with_name(f".tmp-{path.name}{os.getpid()}")
+    try:
+        temporary.write_bytes(page.encode("utf-8", "replace"))
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(
+            f"The report cannot be written to {path} ({error.strerror}); choose another --out."
+        ) from None
+    return path
+
+
+def write_last_report(run: Path) -> str:
+    """Write a finished run's report, and say so in one line; whatever goes wrong, the run itself is safe."""
+    try:
+        return f"Report: {write_report([run])}"
+    except UserError as error:
+        return f"No report: {error}"
+    except Exception as error:  # days of training must not end in a failure for want of a page
+        return f"No report ({type(error).__name__}: {error}); try: momentum2 report {run}"
+
+
+def _report(runs: Sequence[RunFiles], options: ReportOptions) -> str:
+    sprites: dict[str, int] = {}  # runs that were shown the same images share the thumbnails
+    maps, learned, views = [], [], []
+    for place, run in enumerate(runs):
+        found = _or_note(lambda run=run: look(run, options))  # type: ignore[misc]
+        seen = isinstance(found, Learned)
+        maps.append(_map(found, sprites) if isinstance(found, Learned) else None)
+        if isinstance(found, Learned):
+            found = details.confusion_part(found) if found.labels is not None else note(NO_LABELS)
+        heading = "<h3>Confusions</h3>" if seen else ""
+        learned.append(_of_run(place, heading + found))
+        views.append(_of_run(place, _or_note(lambda run=run: details.views_part(run))))  # type: ignore[misc]
+    return render(runs, maps, "".join(learned), "".join(views), list(sprites))
+
+
+def _or_note(make: Callable[[], Any]) -> Any:
+    """What `make` makes, or the reason why it cannot."""
+    try:
+        return make()
+    except UserError as error:
+        return note(f"Left out: {error}")
+
+
+def _of_run(place: int, part: str) -> str:
+    return f'<div data-run="{place}">{part}</div>'
+
+
+def _map(learned: Learned, sprites: dict[str, int]) -> dict[str, Any]:
+    pictures = [data_uri("image/webp", picture) for picture in learned.sprites.pictures]
+    return {
+        "words": f"{learned.what}. {learned.how}.",
+        "x": learned.xy[:, 0].round(4).tolist(),
+        "y": learned.xy[:, 1].round(4).tolist(),
+        "names": learned.names,
+        "neighbours": learned.neighbours.tolist(),
+        "classes": learned.class_names,
+        "labels": None if learned.labels is None else learned.labels.tolist(),
+        "predicted": None if learned.predicted is None else learned.predicted.tolist(),
+        "queries": queries(learned),
+        "side": learned.sprites.side,
+        "columns": COLUMNS,
+        "sprites": [sprites.setdefault(picture, len(sprites)) for picture in pictures],
+    }
+
+
+def render(
+    runs: Sequence[RunFiles],
+    maps: Sequence[dict[str, Any] | None],
+    learned: str,
+    views: str,
+    sprites: Sequence[str],
+    live: dict[str, Any] | None = None,
+) -> str:
+    """The whole page; `live` has what a page needs that refreshes itself."""
+    several = len(runs) > 1
+    plotly = _plotly()
+    own = "\n".join(_asset(name) for name in ("page.js", "explorer.js", "start.js"))
+    scripts = [script for script in (plotly, own) if script]
+    options = "".join(f'<option value="{i}">{escape(run.name)}</option>' for i, run in enumerate(runs))
+    settings = [_of_run(i, details.settings_part(run)) for i, run in enumerate(runs)]
+    data = curves_data(runs) | {"curves": [*map(asdict, CURVES)], "health": [*map(asdict, HEALTH)]}
+    for entry, found in zip(data["runs"], maps, strict=True):
+        entry["map"] = found
+    return Template(_asset("page.html")).substitute(
+        policy=_policy(scripts, live is not None),
+        title=escape(f"momentum2: {', '.join(run.name for run in runs)}"),
+        status="Live" if live else "",
+        style=_asset("page.css"),
+        selector=f'<label>Details of <select id="run">{options}</select></label>' if several else "",
+        **moving_parts(runs),
+        no_plots="" if plotly else note(NO_PLOTLY),
+        learned=learned,
+        views=views,
+        settings=(details.differences(runs) if several else "") + "".join(settings),
+        environment=details.environment(),
+        data=script_json(data | {"live": False} | (live or {})),
+        sprites=script_json(list(sprites)),
+        scripts="".join(f"<script>{script}</script>" for script in scripts),
+    )
+
+
+def moving_parts(runs: Sequence[RunFiles]) -> dict[str, str]:
+    """The parts of the page that change while a run trains."""
+    return {
+        "headline": summary.headline(runs),
+        "results": summary.results_table(runs),
+        "values": summary.values_table(runs),
+        "alarms": summary.alarm_list(runs),
+    }
+
+
+def curves_data(runs: Sequence[RunFiles]) -> dict[str, Any]:
+    """What the plots are drawn from."""
+    return {"runs": [{"name": run.name, "series": series(run), "alarms": alarms(run)} for run in runs]}
+
+
+def _plotly() -> str | None:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        return None
+    return str(get_plotlyjs())
+
+
+def _asset(name: str) -> str:
+    return files("momentum2.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(scripts: Sequence[str], live: bool) -> str:
+    """A content security policy: these scripts, and nothing from anywhere."""
+    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
+    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    connect = "'self'" if live else "'none'"
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        f"connect-src {connect}; base-uri 'none'; form-action 'none'"
+    )

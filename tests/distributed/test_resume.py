@@ -1,0 +1,213 @@
+"""Several processes: the same run as one, started and restarted by torchrun, on one machine and on two."""
+
+import importlib.util
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+ROOT = Path(__file__).parents[2]
+STEPS = 12
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def soak() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("soak", ROOT / "benchmarks" / "soak.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["soak"] = module  # its dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def environment() -> dict[str, str]:
+    return dict(os.environ, PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'benchmarks'}", OMP_NUM_THREADS="1")
+
+
+@pytest.fixture(scope="module")
+def options() -> Namespace:
+    return Namespace(method="byol", workers=0, steps=STEPS, accumulate=1)
+
+
+@pytest.fixture(scope="module")
+def alone(soak: ModuleType, options: Namespace, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What two processes compute when nobody disturbs them."""
+    out = tmp_path_factory.mktemp("alone") / "run"
+    soak.run_several(soak.command(options, out, 0), out, soak.Killer(0, 0, random.Random()), 2)
+    return soak.numbers(out)
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_after_a_kill_and_the_run_ends_the_same(
+    soak: ModuleType, options: Namespace, alone: dict[str, Any], tmp_path: Path
+):
+    out, killer = tmp_path / "run", soak.Killer(2, 1.0, random.Random(0))
+    soak.run_several(soak.command(options, out, 0), out, killer, 2)
+    assert killer.done == 2
+    assert soak.numbers(out) == alone
+
+
+@pytest.mark.slow
+def test_two_machines_go_on_after_one_has_lost_its_process(
+    soak: ModuleType, options: Namespace, alone: dict[str, Any], tmp_path: Path, environment: dict[str, str]
+):
+    """Two torchruns on one machine: they know each other by network only."""
+    out = tmp_path / "run"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    torchrun += [
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        f"127.0.0.1:{free_port()}",
+        "--max-restarts",
+        "3",
+    ]
+    command = [*torchrun, "-m", "momentum2", *soak.command(options, out, 0)]
+    with (tmp_path / "log").open("w") as log:
+        agents = [subprocess.Popen(command, env=environment, stdout=log, stderr=log) for _ in range(2)]
+        try:
+            while not list(out.glob("checkpoints/step-*")):
+                assert all(agent.poll() is None for agent in agents), (tmp_path / "log").read_text()
+                time.sleep(0.05)
+            (victim,) = soak._children(agents[1].pid)
+            os.kill(victim, signal.SIGKILL)
+            codes = [agent.wait(timeout=600) for agent in agents]
+        finally:
+            for agent in agents:
+                agent.kill()
+    assert codes == [0, 0], (tmp_path / "log").read_text()
+    assert soak.numbers(out) == alone
+
+
+SEVERAL = """
+import argparse, os, shutil, socket, sys
+from pathlib import Path
+import soak
+
+here = Path(sys.argv[1])
+options = argparse.Namespace(method="byol", workers=0, steps=20, accumulate=1)
+
+def processes(world, out, *more, before=lambda rank: None):
+    '''Run the command in `world` processes that know each other; how each ended.'''
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    os.environ["WORLD_SIZE"] = str(world)
+    children = []
+    for rank in range(world):
+        children.append(os.fork())
+        if children[-1] == 0:
+            log = os.open(f"{out}-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+            before(rank)
+            os._exit(soak.momentum2_command([*soak.command(options, out, 0), *more]))
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+"""
+
+ONE_AND_TWO = (
+    SEVERAL
+    + """
+synced = ["--method.student_norm", "synced", "--method.teacher_norm", "synced", "--train.batch_size", "16"]
+synced += ["--train.checkpoint_every", "10", "--optim.lr", "0.0002"]
+assert processes(1, here / "one", *synced) == [0]
+assert processes(2, here / "two", *synced) == [0, 0]
+shutil.copytree(here / "two", here / "changed")
+shutil.rmtree(here / "changed" / "checkpoints" / "step-00000020")
+assert processes(1, here / "changed", *synced) == [0]
+"""
+)
+
+
+def losses(out: Path) -> list[float]:
+    lines = (json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def student(out: Path, step: int) -> torch.Tensor:
+    """All weights of the student in one row."""
+    tensors = safetensors.torch.load_file(out / "checkpoints" / f"step-{step:08d}" / "shared.safetensors")
+    return torch.cat(
+        [tensors[name].flatten() for name in sorted(tensors) if name.startswith("method/student")]
+    )
+
+
+@pytest.mark.slow
+def test_one_process_and_two_are_the_same_run_and_may_change_on_the_way(
+    tmp_path: Path, environment: dict[str, str]
+):
+    """The learning rate is small because a sum in another order now and then flips a ReLU, and that grows."""
+    subprocess.run([sys.executable, "-c", ONE_AND_TWO, tmp_path], env=environment, check=True, timeout=600)
+    one, two, changed = (losses(tmp_path / name) for name in ("one", "two", "changed"))
+    assert len(one) == 20
+    assert two == pytest.approx(one, abs=1e-4)
+    assert changed == pytest.approx(one, abs=1e-4)
+    assert changed[:10] == two[:10]
+    assert changed[10:] != two[10:]  # it was really computed again, by one process
+    learned = (student(tmp_path / "one", 20) - student(tmp_path / "one", 10)).norm()
+    for name in ("two", "changed"):
+        assert (student(tmp_path / name, 20) - student(tmp_path / "one", 20)).norm() < 0.05 * learned
+
+
+NAN = (
+    SEVERAL
+    + """
+import torch
+from momentum2.methods import byol
+
+def poison(rank):
+    calls, distance = iter(range(1000)), byol.distance
+    def poisoned(q, z):
+        bad = rank == 1 and next(calls) >= 12  # two a step: the 7th step
+        return distance(q, z) * (float("nan") if bad else 1.0)
+    byol.distance = poisoned
+
+print(*processes(2, here / "run", before=poison))
+"""
+)
+
+
+@pytest.mark.slow
+def test_a_nan_on_one_process_stops_all_within_the_step(tmp_path: Path, environment: dict[str, str]):
+    done = subprocess.run(
+        [sys.executable, "-c", NAN, tmp_path],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=600,
+    )
+    assert done.stdout == "2 2\n"
+    said = [(tmp_path / f"run-{rank}.log").read_text() for rank in range(2)]
+    assert (
+        said[0]
+        .splitlines()[-1]
+        .startswith(
+            "momentum2: The loss or its gradient became NaN or infinite in step 7 (the checkpoint of step 4 is finite)"
+        )
+    )
+    assert "NaN" not in said[1]  # said once
+    assert "Traceback" not in said[0] + said[1]
+    assert len(losses(tmp_path / "run")) == 6
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]

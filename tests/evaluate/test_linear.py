@@ -1,0 +1,137 @@
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from safetensors.torch import load_file
+
+from momentum2.augment import draw, render, view_specs
+from momentum2.config import ViewsConfig
+from momentum2.data import batch_indices
+from momentum2.engine.logging import read_metrics
+from momentum2.errors import UserError
+from momentum2.evaluate.linear import LinearOptions, evaluate_linear
+from momentum2.evaluate.results import report
+from momentum2.evaluate.subject import SubjectOptions, open_subject
+from momentum2.seeds import derive
+
+ONE = SubjectOptions(threads=1)
+SHORT = LinearOptions(epochs=3, batch_size=46, floors=False)
+
+
+def test_it_is_the_paper_s_protocol(run: Path):
+    """The same steps in plain torch from the same initial head: crops, SGD with momentum, cosine, no decay."""
+    with open_subject(run, ONE) as subject:
+        evaluate_linear(subject, SHORT)
+        train, encoder = subject.labelled.train, subject.encoder
+        spec = view_specs(ViewsConfig("supervised"), 16)[0]
+        torch.manual_seed(derive(0, "head"))
+        head = torch.nn.Sequential(torch.nn.Linear(encoder.feature_dim, 10), torch.nn.BatchNorm1d(10))
+        optimizer = torch.optim.SGD(head.parameters(), lr=1.0, momentum=0.9)
+        for k in range(12):
+            optimizer.param_groups[0]["lr"] = 0.5 * 46 / 256 * (math.cos(math.pi * k / 12) + 1) / 2
+            indices = batch_indices(len(train), 0, k, 46)
+            pixels = torch.from_numpy(np.asarray(train.read(indices))).permute(0, 3, 1, 2)
+            views = render(pixels, [draw(spec, 0, k, 0, 46)], [spec], channels_last=True)[0]
+            with torch.no_grad():
+                features = encoder.eval()(views)
+            loss = F.cross_entropy(head(features), torch.from_numpy(train.labels[indices]))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    saved = load_file(run / "linear" / "teacher" / "checkpoints" / "step-00000012" / "shared.safetensors")
+    for name, value in head.named_parameters():
+        assert torch.allclose(saved[f"method/head.{name}"], value, atol=1e-4), name
+
+
+def test_the_head_learns_and_the_encoder_does_not(run: Path):
+    with open_subject(run, ONE) as subject:
+        before = {name: value.clone() for name, value in subject.encoder.state_dict().items()}
+        result = evaluate_linear(subject, SHORT)
+        after = subject.encoder.state_dict()
+        assert all(torch.equal(value, before[name]) for name, value in after.items())
+    assert result is not None
+    out = run / "linear" / "teacher"
+    epochs = [record for record in read_metrics(out / "metrics.jsonl") if "top1" in record]
+    assert [record["step"] for record in epochs] == [0, 4, 8, 12]  # 184 images in batches of 46
+    assert result.accuracy.top1 == pytest.approx(epochs[-1]["top1"], abs=1e-4)  # the last is the headline
+    best = max(epochs[1:], key=lambda record: record["top1"])
+    assert result.settings["top-1 of the best epoch"] == best["top1"]
+    assert result.settings["best epoch"] == best["step"] / 4
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    assert config["method"]["freeze_encoder"] is True
+    assert config["views"]["recipe"] == "supervised"
+    assert config["optim"] | {"lr": 0.5, "weight_decay": 0.0, "sgd_momentum": 0.9} == config["optim"]
+
+
+def test_the_same_command_gives_the_same_bits(run: Path, tmp_path: Path):
+    """Whether it is trained again elsewhere or found finished."""
+    with open_subject(run, ONE) as subject:
+        results = [evaluate_linear(subject, replace(SHORT, out=str(tmp_path / d))) for d in ("a", "b", "a")]
+        other = evaluate_linear(subject, replace(SHORT, out=str(tmp_path / "c"), lr=0.1))
+    assert results[0] == results[1] == results[2]
+    assert other != results[0]
+    a, b = (sorted((tmp_path / d).rglob("shared.safetensors")) for d in ("a", "b"))
+    assert [path.read_bytes() for path in a] == [path.read_bytes() for path in b]
+
+
+def test_a_head_of_other_weights_is_not_taken_up(run: Path):
+    with open_subject(run, ONE) as subject:
+        evaluate_linear(subject, SHORT)
+    out = run / "linear" / "teacher"
+    with (
+        open_subject(run, replace(ONE, network="student")) as subject,
+        pytest.raises(UserError, match=r"model\.weights was sha256"),
+    ):
+        evaluate_linear(subject, replace(SHORT, out=str(out)))
+
+
+def test_raw_pixels_by_the_paper_s_protocol(run: Path):
+    with open_subject(run, replace(ONE, weights="pixels")) as subject:
+        result = evaluate_linear(subject, replace(SHORT, epochs=1))
+    assert result is not None
+    assert (run / "linear" / "raw-pixels" / "config.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (replace(SHORT, epochs=0), "^--epochs must be at least 1"),
+        (replace(SHORT, batch_size=500), "choose --batch_size 184 or less"),
+    ],
+)
+def test_mistakes_are_one_sentence(run: Path, options: LinearOptions, sentence: str):
+    with pytest.raises(UserError, match=sentence), open_subject(run, ONE) as subject:
+        evaluate_linear(subject, options)
+
+
+def test_cached_is_reproducible_and_has_its_floors(run: Path):
+    with open_subject(run, ONE) as subject:
+        first = evaluate_linear(subject, LinearOptions("cached"))
+        again = evaluate_linear(subject, LinearOptions("cached", floors=False))
+        assert first is not None
+        assert again == replace(first, floors={})
+        report(first, subject.directory)
+    assert list(first.floors) == ["random initialisation", "raw pixels"]
+    entry = json.loads((run / "results.json").read_text())["linear cached | pictures test | teacher"]
+    assert entry["accuracy"]["top1"] == first.accuracy.top1
+    assert entry["floors"] == first.floors
+
+
+def test_a_floor_by_the_paper_s_protocol_appears_beside_the_result(
+    run: Path, capsys: pytest.CaptureFixture[str]
+):
+    for weights in ("random", "given"):
+        with open_subject(run, replace(ONE, weights=weights)) as subject:
+            result = evaluate_linear(subject, SHORT)
+            assert result is not None
+            report(result, subject.directory)
+    found = json.loads((run / "results.json").read_text())
+    floor = found["linear | pictures test | random initialisation"]["accuracy"]["top1"]
+    assert found["linear | pictures test | teacher"]["floors"] == {"random initialisation": floor}
+    assert f"floor  {floor:.2f} %  random initialisation" in capsys.readouterr().out

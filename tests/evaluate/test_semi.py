@@ -1,0 +1,76 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from momentum2.errors import UserError
+from momentum2.evaluate.semi import SemiOptions, evaluate_semi
+from momentum2.evaluate.subject import SubjectOptions, open_subject
+from momentum2.evaluate.subsets import stratified
+
+ONE = SubjectOptions(threads=1)
+SHORT = SemiOptions(fraction=0.2, epochs=2, batch_size=18)
+
+
+def test_the_whole_network_is_fine_tuned(run: Path):
+    with open_subject(run, ONE) as subject:
+        before = {name: value.clone() for name, value in subject.encoder.state_dict().items()}
+        result = evaluate_semi(subject, SHORT)
+        assert result is not None
+        assert result.name == "semi 0.2 | pictures test | teacher"
+        assert result.settings["labels"] == len(stratified(subject.labelled.train.labels, 0.2, 0))
+        assert result.accuracy.images == 61
+        assert all(torch.equal(value, before[name]) for name, value in subject.encoder.state_dict().items())
+    saved = load_file(run / "semi-0.2" / "teacher" / "checkpoints" / "step-00000004" / "shared.safetensors")
+    assert not torch.equal(saved["method/encoder.conv1.weight"], before["conv1.weight"])
+
+
+def test_again_and_from_scratch(run: Path):
+    """The same bits again; from scratch, the same images and another network."""
+    with open_subject(run, ONE) as subject:
+        first = evaluate_semi(subject, SHORT)
+        again = evaluate_semi(subject, replace(SHORT, out=str(run / "again")))
+        assert first == again
+    with open_subject(run, replace(ONE, weights="random")) as subject:
+        scratch = evaluate_semi(subject, SHORT)
+    assert first is not None
+    assert scratch is not None
+    assert scratch.name == "semi 0.2 | pictures test | random initialisation"
+    assert scratch.settings == first.settings
+    assert scratch.accuracy != first.accuracy
+
+
+def test_a_list_of_names(run: Path, tmp_path: Path):
+    path = tmp_path / "few.txt"
+    with open_subject(run, ONE) as subject:
+        names = subject.labelled.train.names
+        path.write_text("\n".join(names[i].split("/")[-1] for i in range(60)))
+        result = evaluate_semi(subject, SemiOptions(list=str(path), epochs=1))
+    assert result is not None
+    assert result.name == "semi few | pictures test | teacher"
+    assert (result.settings["labels"], result.settings["batch size"]) == (60, 60)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (SemiOptions(), "either --fraction 0.1 or --list FILE"),
+        (SemiOptions(fraction=0.1, list="few.txt"), "either --fraction 0.1 or --list FILE"),
+        (SemiOptions(fraction=2.0), "above 0 and at most 1"),
+        (SemiOptions(list="nowhere.txt"), "cannot be read"),
+        (replace(SHORT, batch_size=64), "fewer than one batch: choose --batch_size"),
+    ],
+)
+def test_mistakes_are_one_sentence(run: Path, options: SemiOptions, sentence: str):
+    with pytest.raises(UserError, match=sentence), open_subject(run, ONE) as subject:
+        evaluate_semi(subject, options)
+
+
+def test_pixels_cannot_be_fine_tuned(run: Path):
+    with (
+        open_subject(run, replace(ONE, weights="pixels")) as subject,
+        pytest.raises(UserError, match="nothing to fine-tune"),
+    ):
+        evaluate_semi(subject, SHORT)

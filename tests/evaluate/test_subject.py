@@ -1,0 +1,176 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from momentum2.config import DataConfig
+from momentum2.errors import UserError
+from momentum2.evaluate.features import extract
+from momentum2.evaluate.subject import SubjectOptions, data_of, open_subject
+
+ONE = SubjectOptions(threads=1)
+
+
+def folders(root: Path, splits: dict[str, list[str]]) -> DataConfig:
+    """Folders split/class with three images each; class "" puts them beside the classes."""
+    rng = np.random.default_rng(0)
+    for split, classes in splits.items():
+        for name in classes:
+            (root / split / name).mkdir(parents=True, exist_ok=True)
+            for i in range(3):
+                pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(root / split / name / f"{i}.png")
+    return DataConfig("folder", str(root), image_size=16, cache="off")
+
+
+def test_a_run_is_evaluated_on_its_own_data(run: Path):
+    with open_subject(run, ONE) as subject:
+        assert subject.name == "teacher"
+        assert subject.data_name == "pictures test"
+        assert subject.directory == run
+        assert len(subject.labelled.train) == 184
+        assert len(subject.labelled.class_names) == 10
+        assert not subject.encoder.training
+        assert subject.spec.size == 16
+
+
+def test_sources_of_one_encoder(run: Path):
+    """Directory, file and last checkpoint hold the same network; student and third step are others."""
+    found = {}
+    for name, source, network in (
+        ("run", run, None),
+        ("file", run / "encoder.safetensors", None),
+        ("last", run / "checkpoints" / "step-00000006", None),
+        ("third", run / "checkpoints" / "step-00000003", None),
+        ("student", run, "student"),
+    ):
+        with open_subject(source, replace(ONE, network=network)) as subject:
+            found[name] = subject.name, subject.features(subject.labelled.test).features
+            assert subject.directory == run
+    assert [name for name, _ in found.values()] == [
+        "teacher",
+        "teacher",
+        "teacher at step 6",
+        "teacher at step 3",
+        "student",
+    ]
+    assert torch.equal(found["run"][1], found["file"][1])
+    assert torch.equal(found["run"][1], found["last"][1])
+    assert not torch.equal(found["run"][1], found["third"][1])
+    assert not torch.equal(found["run"][1], found["student"][1])
+
+
+def test_a_bare_state_dict(run: Path, tmp_path: Path):
+    """It has neither card nor config: stem and data are given by hand."""
+    weights = tmp_path / "elsewhere" / "weights.safetensors"
+    weights.parent.mkdir()
+    save_file(load_file(run / "encoder.safetensors"), weights)
+    options = replace(ONE, stem="small", data=data_of(run))
+    with open_subject(weights, options) as subject, open_subject(run, ONE) as original:
+        assert subject.name == "weights.safetensors"
+        assert subject.directory == weights.parent
+        test = subject.labelled.test
+        assert torch.equal(subject.features(test).features, original.features(test).features)
+
+
+def test_the_encoder_file_alone_knows_its_image_size(run: Path, tmp_path: Path):
+    moved = tmp_path / "moved.safetensors"
+    moved.write_bytes((run / "encoder.safetensors").read_bytes())
+    assert data_of(moved) == DataConfig("none", image_size=16)
+    assert data_of(run).name == "folder"
+    assert data_of(run / "checkpoints" / "step-00000003") == data_of(run)
+    assert data_of(tmp_path / "nowhere.pth").image_size == 224
+
+
+def test_floors(run: Path):
+    with open_subject(run, ONE) as subject:
+        floors = dict(subject.floors())
+        again = dict(subject.floors())
+        images = subject.labelled.train
+        assert list(floors) == ["random initialisation", "raw pixels"]
+        features = {name: subject.features(images, encoder).features for name, encoder in floors.items()}
+        pixels = features["raw pixels"]
+        assert pixels.shape == (184, 3 * 16 * 16)
+        random = features["random initialisation"]
+        assert torch.equal(random, subject.features(images, again["random initialisation"]).features)
+        assert not torch.equal(random, subject.features(images).features)
+        # Its statistics are those of the data: every channel of the first norm is standardised on it.
+        encoder = floors["random initialisation"]
+        seen = []
+        handle = encoder.bn1.register_forward_hook(lambda norm, inputs, output: seen.append(output.clone()))
+        extract(encoder, images, subject.spec)
+        handle.remove()
+        normalised = torch.cat(seen).transpose(0, 1).flatten(1)
+        assert normalised.mean(1).abs().max() < 0.05
+        assert (normalised.std(1) - 1).abs().max() < 0.05
+
+
+@pytest.mark.parametrize(("weights", "name"), [("random", "random initialisation"), ("pixels", "raw pixels")])
+def test_a_floor_in_place_of_the_weights(run: Path, weights: str, name: str):
+    with open_subject(run, replace(ONE, weights=weights)) as subject:
+        assert subject.name == name
+        assert list(subject.floors()) == []
+        assert subject.features(subject.labelled.test).features.isfinite().all()
+
+
+def test_wrong_backbone(run: Path, tmp_path: Path, shapes: DataConfig):
+    with (
+        pytest.raises(UserError, match="has backbone resnet18, not resnet50"),
+        open_subject(run, replace(ONE, backbone="resnet50")),
+    ):
+        pass
+    weights = tmp_path / "weights.pth"
+    torch.save(nn.Linear(3, 2).state_dict(), weights)
+    with pytest.raises(UserError), open_subject(weights, replace(ONE, backbone="resnet18", data=shapes)):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (SubjectOptions(device="warp"), "^--device warp is not a device"),
+        (SubjectOptions(feature_batch=0), "--feature_batch must be at least 1"),
+        (SubjectOptions(threads=-1), "--threads must be at least 1"),
+    ],
+)
+def test_wrong_options(run: Path, options: SubjectOptions, sentence: str):
+    with pytest.raises(UserError, match=sentence), open_subject(run, options):
+        pass
+
+
+def test_no_data(run: Path, tmp_path: Path):
+    moved = tmp_path / "moved.safetensors"
+    moved.write_bytes((run / "encoder.safetensors").read_bytes())
+    with (
+        pytest.raises(UserError, match="names no evaluation data: say which"),
+        open_subject(moved, ONE),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("splits", "sentence"),
+    [
+        ({"train": ["a", "b"], "test": [""]}, "The test images have no labels: put each class"),
+        ({"train": [""], "test": ["a", "b"]}, "The training images have no labels"),
+        (
+            {"train": ["a", "b"], "test": ["a", "c"]},
+            "no training image of class c, which 3 test images have",
+        ),
+        ({"train": ["a", "b"]}, "has no (folder|split) 'test'"),
+        ({"train": ["a", "b"], "test": []}, "(no images in|no folder)"),
+    ],
+)
+def test_data_that_cannot_be_used_is_one_sentence(
+    run: Path, tmp_path: Path, splits: dict[str, list[str]], sentence: str
+):
+    data = folders(tmp_path / "pictures", splits)
+    if splits.get("test") == []:
+        (tmp_path / "pictures" / "test").mkdir()
+    with open_subject(run, replace(ONE, data=data)) as subject, pytest.raises(UserError, match=sentence):
+        subject.labelled  # noqa: B018  (reading it is what fails)

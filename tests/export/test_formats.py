@@ -1,0 +1,215 @@
+"""What is exported is loaded by the very lines that were printed, and gives the encoder's features."""
+
+import json
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor
+
+import momentum2
+from momentum2 import backbones
+from momentum2._torchvision import torchvision
+from momentum2.engine.encoder import EncoderCard, LoadedEncoder, load_encoder, save_encoder
+from momentum2.errors import UserError
+from momentum2.export import FORMATS, export
+from momentum2.weights import Architecture
+
+IMAGES = torch.randn(7, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+def loaded_by(lines: str) -> dict[str, object]:
+    """What is defined after the printed lines have been run."""
+    assert len(lines.splitlines()) == 3
+    names: dict[str, object] = {}
+    exec(lines, names)
+    return names
+
+
+@torch.no_grad()
+def features(model, images: Tensor = IMAGES) -> Tensor:
+    assert not model.training
+    return model(images)
+
+
+def picture() -> Image.Image:
+    y, x = np.mgrid[:96, :128]
+    return Image.fromarray(np.stack([x * 2, y * 2, x + y], 2).astype(np.uint8))
+
+
+@pytest.mark.parametrize("format", ["torchvision", "timm", "huggingface"])
+def test_the_printed_lines_give_the_same_features(run: Path, tmp_path: Path, format: str):
+    out = tmp_path / "out"
+    names = loaded_by(export(run, format, out))
+    encoder = load_encoder(run)
+    torch.testing.assert_close(features(names["model"]), features(encoder), atol=1e-6, rtol=0)
+    if "transform" in names:
+        ours, theirs = encoder.preprocess(picture()), names["transform"](picture())
+        assert ours.shape == theirs.shape
+        assert (ours - theirs).abs().mean() < 0.03  # two rounds of rounding to 8 bits against one
+    assert not [path for path in tmp_path.iterdir() if path != out]  # nothing temporary is left
+
+
+def test_both_torchvision_files_load_strictly(run: Path, tmp_path: Path):
+    export(run, "torchvision", tmp_path / "out")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "MODEL_CARD.md",
+        "model.pth",
+        "model.safetensors",
+        "preprocessing.json",
+    ]
+    expected = load_encoder(run).encoder.state_dict()
+    for state in (
+        torch.load(tmp_path / "out" / "model.pth", weights_only=True),
+        load_file(tmp_path / "out" / "model.safetensors"),
+    ):
+        network = torchvision.models.resnet18(weights=None)
+        found = network.load_state_dict(state, strict=False)
+        assert (found.missing_keys, found.unexpected_keys) == (["fc.weight", "fc.bias"], [])
+        assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
+    again = momentum2.load_encoder(tmp_path / "out" / "model.safetensors")
+    assert again.card == load_encoder(run).card
+
+
+def test_a_network_with_another_head_goes_to_torchvision(tmp_path: Path):
+    source = saved(tmp_path, "mnasnet0_5")
+    names = loaded_by(export(source, "torchvision", tmp_path / "out"))
+    torch.testing.assert_close(features(names["model"]), features(load_encoder(source)), atol=1e-6, rtol=0)
+
+
+@pytest.mark.slow
+def test_onnx_for_any_batch_stem_and_width(tmp_path: Path):
+    source = saved(tmp_path, "resnet18", "small", 0.25)
+    names = loaded_by(export(source, "onnx", tmp_path / "out"))
+    encoder = load_encoder(source)
+    for n in (1, 7):
+        found = torch.from_numpy(names["model"](IMAGES[:n].numpy()))
+        torch.testing.assert_close(found, features(encoder, IMAGES[:n]), atol=1e-4, rtol=0)
+    told = names["session"].get_modelmeta().custom_metadata_map
+    assert json.loads(told["preprocessing"]) == json.loads(
+        (tmp_path / "out" / "preprocessing.json").read_text()
+    )
+    assert json.loads(told["momentum2"])["backbone"] == "resnet18"
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "MODEL_CARD.md",
+        "model.onnx",
+        "preprocessing.json",
+    ]
+
+
+def saved(
+    folder: Path, name: str, stem: str = "imagenet", width: float = 1.0, perturbed: bool = True
+) -> Path:
+    """An encoder file of random weights, and statistics that are not the initial ones."""
+    torch.manual_seed(0)
+    encoder = backbones.build(name, stem, width)
+    if perturbed:
+        encoder(torch.randn(4, 3, 64, 64))
+    card = EncoderCard.of_foreign(Architecture(name, stem, width), encoder.feature_dim, 64)
+    save_encoder(folder / f"{name}.safetensors", encoder, card)
+    return folder / f"{name}.safetensors"
+
+
+def documented_names(blocks: tuple[int, ...], convolutions: int, shortcut_in_res2: bool) -> dict[str, str]:
+    """detectron2's names of a ResNet's bottom-up backbone, each with torchvision's name for the tensor."""
+
+    def unit(theirs: str, ours: str, norm: str) -> dict[str, str]:
+        statistics = ("weight", "bias", "running_mean", "running_var")
+        return {f"{theirs}.weight": f"{ours}.weight"} | {
+            f"{theirs}.norm.{s}": f"{norm}.{s}" for s in statistics
+        }
+
+    names = unit("stem.conv1", "conv1", "bn1")
+    for stage, count in enumerate(blocks):
+        for block in range(count):
+            theirs, ours = f"res{stage + 2}.{block}", f"layer{stage + 1}.{block}"
+            for c in range(1, convolutions + 1):
+                names |= unit(f"{theirs}.conv{c}", f"{ours}.conv{c}", f"{ours}.bn{c}")
+            if block == 0 and (stage > 0 or shortcut_in_res2):
+                names |= unit(f"{theirs}.shortcut", f"{ours}.downsample.0", f"{ours}.downsample.1")
+    return names
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "convolutions"), [("resnet50", (3, 4, 6, 3), 3), ("resnet18", (2, 2, 2, 2), 2)]
+)
+def test_detectron2_has_exactly_its_names(
+    tmp_path: Path, name: str, blocks: tuple[int, ...], convolutions: int
+):
+    source = saved(tmp_path, name)
+    export(source, "detectron2", tmp_path / "out")
+    with (tmp_path / "out" / "model.pkl").open("rb") as file:
+        content = pickle.load(file)
+    assert content.keys() == {"model", "__author__", "matching_heuristics"}
+    assert content["matching_heuristics"] is True
+    state = load_encoder(source).encoder.state_dict()
+    names = documented_names(blocks, convolutions, shortcut_in_res2=convolutions == 3)
+    assert content["model"].keys() == names.keys()
+    assert set(names.values()) == {k for k in state if not k.endswith("num_batches_tracked")}
+    for theirs, ours in names.items():
+        assert isinstance(content["model"][theirs], np.ndarray)
+        assert np.array_equal(content["model"][theirs], state[ours].numpy()), theirs
+    settings = yaml.safe_load((tmp_path / "out" / "detectron2.yaml").read_text())
+    assert settings["MODEL"]["PIXEL_MEAN"] == [123.675, 116.28, 103.53]
+    assert settings["MODEL"]["PIXEL_STD"] == [58.395, 57.12, 57.375]
+    assert settings["INPUT"]["FORMAT"] == "RGB"
+    assert settings["MODEL"]["RESNETS"] == {
+        "DEPTH": int(name.removeprefix("resnet")),
+        "NUM_GROUPS": 1,
+        "WIDTH_PER_GROUP": 64,
+        "STEM_OUT_CHANNELS": 64,
+        "RES2_OUT_CHANNELS": 256 if convolutions == 3 else 64,
+        "STRIDE_IN_1X1": False,
+    }
+
+
+def test_detectron2_takes_the_printed_lines(run: Path, tmp_path: Path):
+    pytest.importorskip("detectron2")
+    from detectron2.checkpoint import DetectionCheckpointer
+    from detectron2.modeling import build_backbone
+
+    cfg = loaded_by(export(run, "detectron2", tmp_path / "out"))["cfg"]
+    backbone = build_backbone(cfg).bottom_up
+    found = DetectionCheckpointer(backbone).load(cfg.MODEL.WEIGHTS)
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("format", "network", "says"),
+    [
+        ("torchvision", ("resnet18", "small", 1.0), "torchvision has no resnet18 with the 3x3 stem small"),
+        ("torchvision", ("resnet18", "imagenet", 0.25), "torchvision has no resnet18 of width 0.25"),
+        ("timm", ("resnet18", "cifar", 1.0), "timm has no resnet18 with the 3x3 stem cifar"),
+        ("timm", ("mnasnet0_5", "imagenet", 1.0), "timm takes ResNets"),
+        ("huggingface", ("resnet18", "imagenet", 0.5), "timm has no resnet18 of width 0.5"),
+        ("detectron2", ("resnet18", "imagenet", 0.5), "detectron2 has no resnet18 of width 0.5"),
+        ("detectron2", ("mnasnet0_5", "imagenet", 1.0), "detectron2 takes ResNets"),
+    ],
+)
+def test_what_a_target_cannot_express_is_refused(tmp_path: Path, format: str, network, says: str):
+    source = saved(tmp_path, *network, perturbed=False)
+    with pytest.raises(UserError, match=re.escape(says)):
+        export(source, format, tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == [source.name]
+
+
+def test_vgg_is_refused_by_torchvision(tmp_path: Path):
+    card = EncoderCard.of_foreign(Architecture("vgg11_bn", "imagenet", 1.0), 512)
+    with pytest.raises(UserError, match="gives other features"):
+        FORMATS["torchvision"].write(LoadedEncoder(torch.nn.Identity(), card), tmp_path)
+
+
+def test_bottlenecks_of_any_width_go_to_detectron2(tmp_path: Path):
+    export(saved(tmp_path, "resnet50", width=0.25, perturbed=False), "detectron2", tmp_path / "out")
+    settings = yaml.safe_load((tmp_path / "out" / "detectron2.yaml").read_text())["MODEL"]["RESNETS"]
+    with (tmp_path / "out" / "model.pkl").open("rb") as file:
+        arrays = pickle.load(file)["model"]
+    assert len(arrays["stem.conv1.weight"]) == settings["STEM_OUT_CHANNELS"] == 16
+    assert len(arrays["res2.0.conv2.weight"]) == settings["WIDTH_PER_GROUP"] == 16
+    assert len(arrays["res2.0.conv3.weight"]) == settings["RES2_OUT_CHANNELS"] == 64
