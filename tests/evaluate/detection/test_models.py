@@ -55,7 +55,9 @@ def test_boxes_keep_their_precision_under_autocast(name: DetectorName) -> None:
     plain = detector.detect(image)
     seen = []
     pyramid = detector.model.get_submodule("backbone")
-    hook = pyramid.get_submodule("body").register_forward_hook(lambda *a: seen.append(next(iter(a[2].values())).dtype))
+    hook = pyramid.get_submodule("body").register_forward_hook(
+        lambda *a: seen.append(next(iter(a[2].values())).dtype)
+    )
     with torch.autocast("cpu", torch.bfloat16):
         found = detector.detect(image)
     hook.remove()
