@@ -43,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ProcessLost as error:  # nobody's mistake: torchrun may restart us
         print(f"momentum2: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # while there was nothing to save yet
+        return 130
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
