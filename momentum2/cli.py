@@ -117,6 +117,7 @@ def pretrain(arguments: list[str]) -> int:
     config, options = _parse_recipe(parser, arguments)
     from momentum2.engine.pretrain import pretrain as run
     from momentum2.evaluate.online import online_knn
+    from momentum2.report.page import write_last_report
 
     out = _out(options)
     finished = run(config, out, options.resume, online_knn(config))
@@ -124,6 +125,8 @@ def pretrain(arguments: list[str]) -> int:
         _say("Stopped and saved: run the same command again to go on.")
         return os.EX_TEMPFAIL
     _say(f"Done: the encoder is {out / 'encoder.safetensors'}")
+    if os.environ.get("RANK", "0") == "0":
+        _say(write_last_report(out))
     return 0
 
 

@@ -1,6 +1,6 @@
 """A detector as the training loop sees it."""
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,19 +30,26 @@ class Detector(Method):
     def forward(self, images: list[Tensor], targets: list[Target]) -> Output:  # type: ignore[override]
         """Sum of the detector's losses; images are (3, h, w) in [0, 1]."""
         shifted = [{**target, "labels": target["labels"] + self.first_label} for target in targets]
-        losses: dict[str, Tensor] = self.model(images, shifted)
+        losses: dict[str, Tensor] = self._run(images, shifted)
         metrics = {name.removeprefix("loss_"): loss.detach() for name, loss in losses.items()}
         return Output(torch.stack(list(losses.values())).sum(), None, metrics)
 
     @torch.no_grad()
     def detect(self, image: Tensor) -> Detections:
         """What one image (3, h, w) in [0, 1] shows, best first; in evaluation mode."""
-        (found,) = self.model([image])
+        (found,) = self._run([image])
         labels = found["labels"] - self.first_label
         result = Detections(boxes=found["boxes"], labels=labels, scores=found["scores"])
         if "masks" in found:
             result["masks"] = found["masks"][:, 0] > 0.5  # the probability of each pixel
         return result
+
+    def _run(self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None) -> Any:
+        """The model, only its backbone in bf16 under autocast: a box in bf16 is off by pixels."""
+        kind = images[0].device.type
+        self.model.get_submodule("backbone").bf16 = torch.is_autocast_enabled(kind)
+        with torch.autocast(kind, enabled=False):
+            return self.model(images, targets)
 
     def encoders(self) -> dict[Network, Encoder]:
         return {"student": cast(Encoder, self.model.get_submodule("backbone.body"))}

@@ -34,7 +34,10 @@ class Pyramid(nn.Module):
     Attributes:
         out_channels: Channels of every level (the name that torchvision asks for).
         strides: Pixels of the image per cell, of every level.
+        bf16: Compute in bf16; the levels come out in fp32 all the same.
     """
+
+    bf16 = False
 
     def __init__(self, encoder: nn.Module, stages: tuple[str, ...], channels: int, dense: bool) -> None:
         super().__init__()
@@ -52,8 +55,9 @@ class Pyramid(nn.Module):
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Levels of n × out_channels × h/stride × w/stride, finest first."""
-        levels: dict[str, Tensor] = self.fpn(self.body(images))
-        return levels
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bf16):
+            levels: dict[str, Tensor] = self.fpn(self.body(images))
+        return {name: level.float() for name, level in levels.items()}
 
 
 class Anchors(AnchorGenerator):  # type: ignore[misc]

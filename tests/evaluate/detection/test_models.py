@@ -47,6 +47,26 @@ def test_losses_train_every_parameter(name: DetectorName) -> None:
     assert [n for n, p in detector.named_parameters() if p.grad is None] == []
 
 
+@pytest.mark.parametrize("name", ["mask_rcnn", "fcos"])
+def test_boxes_keep_their_precision_under_autocast(name: DetectorName) -> None:
+    """A box at 1000 pixels would be rounded to a multiple of 4 in bf16; only the backbone computes in it."""
+    detector = make(name).eval()
+    image = torch.rand(3, 64, 64)
+    plain = detector.detect(image)
+    seen = []
+    pyramid = detector.model.get_submodule("backbone")
+    hook = pyramid.get_submodule("body").register_forward_hook(
+        lambda *a: seen.append(next(iter(a[2].values())).dtype)
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        found = detector.detect(image)
+    hook.remove()
+    assert seen == [torch.bfloat16]
+    assert found["boxes"].dtype == found["scores"].dtype == torch.float32
+    assert not torch.equal(found["boxes"], found["boxes"].bfloat16().float())
+    assert found["scores"].tolist() == pytest.approx(plain["scores"].tolist(), rel=0.1)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_batch_without_any_object(name: DetectorName) -> None:
     detector = make(name).train()
