@@ -53,7 +53,8 @@ def test_it_loads_without_errors_and_without_the_network(browser: Any, page: Pat
     assert browser.problems == []
     assert browser.requests == [page.as_uri()]
     assert browser.run("document.querySelectorAll('#curves-plot .scatterlayer .trace').length") >= 10
-    assert "collapsed" in browser.run("document.querySelector('#health-plot .infolayer').textContent")
+    alarms = browser.run("document.getElementById('alarm-plot').textContent")
+    assert "the representation has <b>collapsed</b>" in alarms
 
 
 def test_names_that_are_markup_are_shown_as_text(browser: Any, page: Path):
