@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -42,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ProcessLost as error:  # nobody's mistake: torchrun may restart us
         print(f"momentum2: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # while there was nothing to save yet
+        return 130
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -245,6 +248,38 @@ def export(arguments: list[str]) -> int:
     return 0
 
 
+def report(arguments: list[str]) -> int:
+    """Write the HTML page."""
+    from momentum2.report.learned import ReportOptions
+    from momentum2.report.page import write_report
+
+    runs = list(takewhile(lambda a: not a.startswith("-"), arguments))
+    parser = make_parser("report", "Write one self-contained HTML page about a run, or several side by side.")
+    parser.usage = "momentum2 report RUN [RUN ...] [options]"
+    parser.add_argument(
+        "--out", type=str | None, default=None, help="The page (default: report.html in the run)."
+    )
+    parser.add_class_arguments(ReportOptions, None, sub_configs=False)
+    values = parser.instantiate(parse(parser, arguments[len(runs) :]))
+    options = ReportOptions(**{f.name: values[f.name] for f in fields(ReportOptions)})
+    if not runs:
+        raise UserError("Say which run: momentum2 report RUN [RUN ...].")
+    print(f"Wrote {write_report([Path(r) for r in runs], Path(values.out) if values.out else None, options)}")
+    return 0
+
+
+def watch(arguments: list[str]) -> int:
+    """Serve the live page."""
+    from momentum2.report.watch import watch as run
+
+    parser = make_parser("watch", "Show a run's page on this machine while it trains; ctrl-C ends it.")
+    parser.usage = "momentum2 watch RUN [--port 8010]"
+    parser.add_argument("--port", type=int, default=8010, help="Port on 127.0.0.1.")
+    source, rest = _subject("watch", "RUN", arguments)
+    run(Path(source), parse(parser, rest).port)
+    return 0
+
+
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "recipes": (recipes, "list the named recipes with their headline numbers"),
     "plan": (plan, "resolved settings of a recipe, memory and time; trains nothing"),
@@ -253,6 +288,8 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "evaluate": (evaluate, "kNN, linear or semi-supervised accuracy of a run or weights file"),
     "detect": (detect, "fine-tune a detector on an encoder, or use one; COCO and LVIS metrics"),
     "embed": (embed, "features of images, with their names, as a file"),
+    "report": (report, "one HTML page about a run, or several side by side"),
+    "watch": (watch, "that page, live, while a run trains"),
     "export": (export, "weights for torchvision, timm, detectron2, ONNX or Hugging Face"),
 }
 

@@ -46,12 +46,12 @@ def quickstart() -> Recipe:
     data = DataConfig(name="shapes", image_size=32)
     return Recipe(
         Config(
-            method=MethodConfig(weight_momentum=0.03, reference_batch=128),
-            model=ModelConfig("resnet18", "small", width=0.5, projector_hidden=512, projector_out=128),
+            method=MethodConfig(weight_momentum=0.03, reference_batch=32),
+            model=ModelConfig("resnet18", "small", width=0.25, projector_hidden=512, projector_out=128),
             data=data,
-            eval_data=data,
-            train=TrainConfig(epochs=4, batch_size=128, checkpoint_every=200),
-            optim=OptimConfig(lr=0.2, warmup_epochs=0.5),
+            eval_data=replace(data, train_size=5000),
+            train=TrainConfig(epochs=2, batch_size=32, checkpoint_every=250),
+            optim=OptimConfig(lr=0.4, warmup_epochs=0.1),
             monitor=MonitorConfig(knn_every=1),
         ),
         summary="Momentum² Teacher on the embedded shapes: minutes on a laptop",
@@ -79,18 +79,16 @@ def cifar10() -> Recipe:
 
 
 def cifar10_cpu() -> Recipe:
+    base = quickstart().config
     data = DataConfig(name="folder", image_size=32)
     return Recipe(
-        Config(
-            method=MethodConfig(weight_momentum=0.03),
-            model=ModelConfig("resnet18", "small", width=0.5, projector_hidden=512, projector_out=128),
+        replace(
+            base,
             data=data,
-            eval_data=data,
-            train=TrainConfig(steps=3000, batch_size=128, checkpoint_every=500),
-            optim=OptimConfig(lr=0.2, warmup_epochs=0.5),
-            monitor=MonitorConfig(knn_every=2),
+            eval_data=replace(data, train_size=10_000),
+            train=replace(base.train, epochs=4, checkpoint_every=500),
         ),
-        summary="Momentum² Teacher, half-width ResNet-18, CIFAR-10 as image files, for two CPU cores",
+        summary="The quickstart's small network on CIFAR-10 as image files: for two CPU cores",
         command="momentum2 pretrain cifar10-cpu --data.root CIFAR --eval_data.root CIFAR --out runs/cifar10-cpu",
         expect="",
     )

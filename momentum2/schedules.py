@@ -20,7 +20,12 @@ def warmup_cosine(base: float, k: int, K: int, warmup: int = 0, start: float = 0
 
 
 def warmup_step_decay(
-    base: float, k: int, K: int, warmup: int = 0, start: float = 0.001, milestones: tuple[float, ...] = (2 / 3, 8 / 9)
+    base: float,
+    k: int,
+    K: int,
+    warmup: int = 0,
+    start: float = 0.001,
+    milestones: tuple[float, ...] = (2 / 3, 8 / 9),
 ) -> float:
     """Learning rate of detectors: the same warm-up, then `base`, divided by ten at each milestone (a share of K)."""
     passed = sum(k >= round(share * K) for share in milestones)

@@ -1,6 +1,6 @@
 """`shapes`: a labelled data set that is drawn, not downloaded.
 
-A class is a shape *and* a texture (striped star, dotted star, ...). The object has a random place, size,
+A class is a shape *and* a texture (striped disc, dotted cross, ...). The object has a random place, size,
 angle and colours, over a background with colours, texture and clutter of its own, so neither colour nor
 background gives the class away. Every image is a pure function of (seed, split, index, size): any index may
 be asked for, in any order and company, and gives the same bytes.
@@ -22,8 +22,8 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Indices = NDArray[np.integer[Any]]
 
-SHAPES = ("disc", "square", "triangle", "star", "cross")
-TEXTURES = ("striped", "dotted")
+SHAPES = ("disc", "cross")
+TEXTURES = ("striped", "dotted", "checked", "waved", "plain")
 CLASS_NAMES = tuple(f"{texture} {shape}" for shape in SHAPES for texture in TEXTURES)
 
 _CHUNK_PIXELS = 1 << 16  # drawn at a time: the working arrays stay in the cache
@@ -161,7 +161,7 @@ def _object(label: Ints, present: Bools, place: _Place, u: Floats) -> _Object:
 
 def _single(draws: _Draws, rows: Indices) -> _Object:
     u = draws.uniform(rows, 1, 14)
-    radius = 0.28 + 0.14 * u[0]
+    radius = 0.32 + 0.14 * u[0]
     margin = 1 - 2 * radius
     place = _Place(radius + margin * u[1], radius + margin * u[2], radius, u[3])
     return _object(draws.labels(rows), np.ones(len(rows), bool), place, u[4:])
@@ -189,7 +189,7 @@ def _paint(draws: _Draws, rows: Indices, size: int, objects: list[_Object]) -> N
     for o in objects:
         u, v = _frame(o.place, size)
         radius_px, depth = o.place.radius * size, _depth(o.label, u, v)
-        texture = _texture(o.label % 2, u, v, o.frequency, o.phase, radius_px)
+        texture = _texture(o.label % len(TEXTURES), u, v, o.frequency, o.phase, radius_px)
         texture *= _soft(depth - np.float32(_RIM), radius_px)
         figure, ground = o.colours.transpose(0, 2, 1)[..., None, None]
         colour = ground + (figure - ground) * texture[:, None]
@@ -203,7 +203,7 @@ def _background(draws: _Draws, rows: Indices, size: int) -> Floats:
     image = _colour_field(draws.uniform(rows, 8, 3 * (1 + _LATTICE**2)), size)
     u = draws.uniform(rows, 9, 6)
     everywhere = _Place(u[0], u[1], 0.2 + 0.2 * u[2], u[3])
-    kind, frame = (u[4] * 2).astype(np.int64), _frame(everywhere, size)
+    kind, frame = (u[4] * len(TEXTURES)).astype(np.int64), _frame(everywhere, size)
     pattern = _texture(kind, *frame, 1 + u[5], u[:2], everywhere.radius * size)
     image += ((pattern - 0.5) * 0.15)[:, None]
     for bar in range(_BARS):
@@ -251,31 +251,36 @@ def _depth(label: Ints, u: Floats, v: Floats) -> Floats:
     """How far inside its object each pixel's centre is, in radii; negative outside. (n, size, size)."""
     depth = np.empty_like(u)
     for shape, inside in enumerate(_DEPTH):
-        which = label // 2 == shape
+        which = label // len(TEXTURES) == shape
         depth[which] = inside(u[which], v[which])
     return depth
 
 
 def _texture(kind: Ints, u: Floats, v: Floats, frequency: Floats, phase: Floats, radius_px: Floats) -> Floats:
-    """0 to 1: stripes across u (kind 0) or round dots on a square grid (kind 1); both fill half the plane."""
+    """0 to 1, for each kind in the order of TEXTURES; all but the plain one fill half the plane."""
     f = frequency[:, None, None]
     p, q = phase[..., None, None]
-    a = u * f + p
-    a = np.abs(a - np.floor(a) - np.float32(0.5))  # distance to the nearest line of centres, in periods
-    dots = kind == 1
-    b = v[dots] * f[dots] + q[dots]
-    b = b - np.floor(b) - np.float32(0.5)
-    depth = np.float32(0.25) - a
-    depth[dots] = np.float32(0.4) - np.sqrt(a[dots] ** 2 + b**2)
+    across, along = u * f + p, v * f + q
+    waved = kind == 3
+    across[waved] += np.float32(0.8) * _to_line(along[waved] * np.float32(0.6))
+    a, b = _to_line(across), _to_line(along)  # distances to the nearest lines of centres, in periods
+    depth = np.float32(0.25) - a  # stripes, straight or waved
+    dots, checks = kind == 1, kind == 2
+    depth[dots] = np.float32(0.4) - np.sqrt(a[dots] ** 2 + b[dots] ** 2)
+    x, y = depth[checks], np.float32(0.25) - b[checks]
+    depth[checks] = np.minimum(np.abs(x), np.abs(y)) * np.sign(x) * np.sign(y)
+    depth[kind == 4] = -1
     return _soft(depth, radius_px / frequency)
+
+
+def _to_line(x: Floats) -> Floats:
+    """Distance to the nearest odd multiple of a half: 0 to 0.5."""
+    distance: Floats = np.abs(x - np.floor(x) - np.float32(0.5))
+    return distance
 
 
 def _disc(u: Floats, v: Floats) -> Floats:
     return np.float32(0.86) - np.sqrt(u * u + v * v)
-
-
-def _square(u: Floats, v: Floats) -> Floats:
-    return np.float32(0.74) - np.maximum(np.abs(u), np.abs(v))
 
 
 def _cross(u: Floats, v: Floats) -> Floats:
@@ -283,26 +288,5 @@ def _cross(u: Floats, v: Floats) -> Floats:
     return np.minimum(np.float32(0.34) - np.minimum(a, b), np.float32(0.95) - np.maximum(a, b))
 
 
-def _half_planes(u: Floats, v: Floats, sides: int, inner: float) -> list[Floats]:
-    """Depth behind each side of a regular polygon with the given inner radius."""
-    turns = [len(_TURN) * k // sides for k in range(sides)]
-    return [np.float32(inner) - (u * _COS[t] + v * _SIN[t]) for t in turns]
-
-
-def _triangle(u: Floats, v: Floats) -> Floats:
-    a, b, c = _half_planes(u, v, 3, 0.56)
-    return np.minimum(np.minimum(a, b), c)
-
-
-def _star(u: Floats, v: Floats) -> Floats:
-    """A pentagram is where at most one of a pentagon's five half-planes is left."""
-    lowest, second, *rest = _half_planes(u, v, 5, 0.38)
-    lowest, second = np.minimum(lowest, second), np.maximum(lowest, second)
-    for depth in rest:
-        second = np.minimum(second, np.maximum(lowest, depth))
-        lowest = np.minimum(lowest, depth)
-    return second
-
-
 #: Depth of a point inside each shape (negative outside), in radii, in the order of SHAPES.
-_DEPTH: tuple[Callable[[Floats, Floats], Floats], ...] = (_disc, _square, _triangle, _star, _cross)
+_DEPTH: tuple[Callable[[Floats, Floats], Floats], ...] = (_disc, _cross)

@@ -15,12 +15,21 @@ function make(tag, name, text) {
   if (text !== undefined) element.textContent = text;
   return element;
 }
+// A short address for each sprite: a style with the picture itself in it would be copied for every thumbnail.
+const addresses = [];
+function spriteAddress(sprite) {
+  if (!addresses[sprite]) {
+    const text = atob(SPRITES[sprite]), bytes = Uint8Array.from(text, (letter) => letter.charCodeAt(0));
+    addresses[sprite] = URL.createObjectURL(new Blob([bytes], { type: "image/webp" }));
+  }
+  return addresses[sprite];
+}
 function thumb(index, size) {
   const element = make("span", "thumb"), scale = size / shown.side, per = shown.columns * shown.columns;
   const place = index % per, rows = Math.ceil(Math.min(per, shown.names.length - (index - place)) / shown.columns);
   element.style.cssText = "width:" + size + "px;height:" + size + "px;background-size:" + shown.columns * size + "px " + rows * size + "px;" +
     "background-position:-" + (place % shown.columns) * size + "px -" + Math.floor(place / shown.columns) * size + "px";
-  element.style.backgroundImage = "url(" + SPRITES[shown.sprites[Math.floor(index / per)]] + ")";
+  element.style.backgroundImage = "url(" + spriteAddress(shown.sprites[Math.floor(index / per)]) + ")";
   if (scale >= 3) element.style.imageRendering = "pixelated";
   return element;
 }

@@ -13,7 +13,7 @@ const themeListeners = [];
 const systemDark = matchMedia("(prefers-color-scheme: dark)");
 const isDark = () => (document.documentElement.dataset.theme || (systemDark.matches ? "dark" : "light")) === "dark";
 function themeChanged() {
-  byId("theme").setAttribute("aria-pressed", String(isDark()));
+  byId("theme").textContent = isDark() ? "Light theme" : "Dark theme";
   themeListeners.forEach((listener) => listener());
 }
 byId("theme").addEventListener("click", () => {
@@ -55,6 +55,7 @@ function draw(id, panels) {
     font: { color: text, size: 12, family: "system-ui, sans-serif" }, showlegend: several, hovermode: "x",
     legend: { orientation: "h", y: 1 + 34 / (rows * rowHeight), yanchor: "bottom", x: 0 }, uirevision: axis + byId("range").value,
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", annotations: [], shapes: [],
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: text },
     hoverlabel: { bgcolor: variable("--back"), bordercolor: line, font: { color: text } },
   };
   const traces = [], range = shownRange(axis);
@@ -74,8 +75,8 @@ function draw(id, panels) {
       if (id === "health-plot") markAlarms(layout, run, r, axis, n, p === 0);
     });
   });
-  Plotly.react(host, traces, layout, { responsive: true, displaylogo: false, displayModeBar: "hover",
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "toImage"] });
+  Plotly.react(host, traces, layout, { responsive: true, displaylogo: false, 
+    modeBarButtons: [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]] });
 }
 const firstPanelOf = (run, panels) => panels.findIndex((panel) => run.series[panel.metric]);
 function shownRange(axis) {

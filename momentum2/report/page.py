@@ -13,7 +13,7 @@ from typing import Any
 from momentum2.errors import UserError
 from momentum2.report import details, summary
 from momentum2.report.curves import CURVES, HEALTH, alarms, series
-from momentum2.report.html import data_uri, escape, note, script_json
+from momentum2.report.html import escape, note, script_json
 from momentum2.report.learned import Learned, ReportOptions, look, queries
 from momentum2.report.run import RunFiles, read_runs
 from momentum2.report.sprites import COLUMNS
@@ -96,7 +96,7 @@ def _of_run(place: int, part: str) -> str:
 
 
 def _map(learned: Learned, sprites: dict[str, int]) -> dict[str, Any]:
-    pictures = [data_uri("image/webp", picture) for picture in learned.sprites.pictures]
+    pictures = [base64.b64encode(picture).decode() for picture in learned.sprites.pictures]
     return {
         "words": f"{learned.what}. {learned.how}.",
         "x": learned.xy[:, 0].round(4).tolist(),

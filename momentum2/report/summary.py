@@ -38,10 +38,10 @@ def _facts(run: RunFiles) -> Iterator[tuple[str, str]]:
     yield "state", "finished" if run.finished else f"step {run.step:,}{of}"
     knn = run.last("knn_top1")
     if knn is not None:
-        yield "kNN top-1", f"{number(knn)} %"
+        yield "online kNN top-1", f"{knn:.1f} %"
     for result in run.results.values():
         if result["network"] in ("teacher", "student"):
-            yield f"{result['evaluation']} top-1", f"{number(result['accuracy']['top1'])} %"
+            yield f"{result['evaluation']} top-1", f"{result['accuracy']['top1']:.1f} %"
     yield "loss", number(run.last("loss"))
     seconds = run.seconds()[-1][1]
     yield "training time", duration(seconds)
@@ -59,7 +59,7 @@ def verdict(run: RunFiles) -> Iterator[str]:
         gain = knn[-1][1] - knn[0][1]
         how = "It is learning" if gain > 1 else "It has not learned yet"
         yield (
-            f"{how}: online kNN went from {number(knn[0][1], 3)} % (untrained) to {number(knn[-1][1], 3)} % "
+            f"{how}: online kNN went from {knn[0][1]:.1f} % (untrained) to {knn[-1][1]:.1f} % "
             f"({gain:+.1f} points)."
         )
     elif not knn:
@@ -68,7 +68,8 @@ def verdict(run: RunFiles) -> Iterator[str]:
         best = max(result["floors"].values(), default=None)
         if best is not None and result["network"] in ("teacher", "student"):
             above = result["accuracy"]["top1"] - best
-            yield f"{result['evaluation']} on {result['data']} is {above:+.1f} points from the best floor."
+            where = "above" if above >= 0 else "below"
+            yield f"{result['evaluation']} on {result['data']}: {abs(above):.1f} points {where} the best floor."
     if run.alarms:
         yield f"{len(run.alarms):,} alarm(s); the last: {run.alarms[-1][1]}"
     elif run.records:
@@ -89,7 +90,7 @@ def results_table(runs: Sequence[RunFiles]) -> str:
         floors = dict.fromkeys(floor for result in found if result for floor in result["floors"])
         for floor in floors:
             values = (result["floors"].get(floor) if result else None for result in found)
-            rows.append((f"  floor: {floor}", *(f"{number(v)} %" if v is not None else "–" for v in values)))
+            rows.append((f"  floor: {floor}", *(f"{v:.1f} %" if v is not None else "–" for v in values)))
     return table(("top-1", *(run.name for run in runs)), rows, "Results of momentum2 evaluate")
 
 
@@ -97,7 +98,7 @@ def _accuracy(result: dict[str, dict[str, float]] | None) -> str:
     if result is None:
         return "–"
     a = result["accuracy"]
-    return f"{number(a['top1'])} % ({number(a['low'])} to {number(a['high'])})"
+    return f"{a['top1']:.1f} % ({a['low']:.1f} to {a['high']:.1f})"
 
 
 def values_table(runs: Sequence[RunFiles]) -> str:

@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -78,35 +79,42 @@ def test_no_images_are_an_empty_array() -> None:
 
 
 def plain_inside(shape: str, u: float, v: float) -> bool:
-    """The shapes by plain geometry, in radii; a star's tip points along u, and a triangle's side."""
+    """The shapes by plain geometry, in radii."""
     if shape == "disc":
         return u**2 + v**2 <= 0.86**2
-    if shape == "square":
-        return max(abs(u), abs(v)) <= 0.74
-    if shape == "cross":
-        return (abs(u) <= 0.34 and abs(v) <= 0.95) or (abs(v) <= 0.34 and abs(u) <= 0.95)
-    corners = 3 if shape == "triangle" else 5
-    at_sides = 0.56 if shape == "triangle" else 0.38 / np.cos(2 * np.pi / 5)
-    between = 0.56 / np.cos(np.pi / 3) if shape == "triangle" else 0.38 / np.cos(np.pi / 5)
-    turns = np.arange(2 * corners) * np.pi / corners
-    radii = np.where(np.arange(2 * corners) % 2 == 0, at_sides, between)
-    x, y = radii * np.cos(turns), radii * np.sin(turns)
-    inside = False  # even-odd rule over the outline
-    for i in range(2 * corners):
-        j = i - 1
-        if (y[i] > v) != (y[j] > v) and u < (x[j] - x[i]) * (v - y[i]) / (y[j] - y[i]) + x[i]:
-            inside = not inside
-    return inside
+    assert shape == "cross"
+    return (abs(u) <= 0.34 and abs(v) <= 0.95) or (abs(v) <= 0.34 and abs(u) <= 0.95)
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(len(shapes.SHAPES)))
 def test_each_shape_is_what_its_name_says(number: int) -> None:
     points = np.random.default_rng(number).uniform(-1.3, 1.3, (1500, 2)).astype(np.float32)
     depth = shapes._DEPTH[number](points[:, 0], points[:, 1])
-    clear = np.abs(depth) > 2e-3  # the angles come from a table of 4096 steps
+    clear = np.abs(depth) > 2e-3
     expected = [plain_inside(shapes.SHAPES[number], u, v) for u, v in points.astype(float)]
     np.testing.assert_array_equal(depth[clear] > 0, np.array(expected)[clear])
     assert 0.05 < np.mean(expected) < 0.6
+
+
+@pytest.mark.parametrize(
+    ("texture", "inked"),
+    [
+        ("striped", lambda x, y: 0.25 <= x % 1 <= 0.75),
+        ("dotted", lambda x, y: (x % 1 - 0.5) ** 2 + (y % 1 - 0.5) ** 2 <= 0.16),
+        ("checked", lambda x, y: (0.25 <= x % 1 <= 0.75) == (0.25 <= y % 1 <= 0.75)),
+        ("waved", lambda x, y: 0.25 <= (x + 0.8 * abs((0.6 * y) % 1 - 0.5)) % 1 <= 0.75),
+        ("plain", lambda x, y: False),
+    ],
+)
+def test_each_texture_is_what_its_name_says(texture: str, inked: Callable[[float, float], bool]) -> None:
+    points = np.random.default_rng(1).uniform(-3, 3, (2, 1, 30, 30)).astype(np.float32)
+    one = np.ones(1, np.float32)
+    sharp = 1e5 * one  # pixels per radius: edges of no width
+    kind = np.array([shapes.TEXTURES.index(texture)])
+    drawn = shapes._texture(kind, points[0], points[1], one, np.zeros((2, 1), np.float32), sharp)
+    expected = [inked(float(x), float(y)) for x, y in points.reshape(2, -1).T]
+    assert np.mean((drawn.ravel() > 0.5) == expected) > 0.999
+    assert texture == "plain" or 0.4 < np.mean(expected) < 0.6
 
 
 def test_annotations_mark_what_differs_from_the_background() -> None:

@@ -9,8 +9,9 @@ import torch
 from momentum2 import backbones, distributed
 from momentum2.engine.device import choose_device, keep_large_blocks
 from momentum2.engine.encoder import load_encoder
+from momentum2.engine.job import Job
 from momentum2.engine.run import Resume, open_run
-from momentum2.engine.train import Job, fit
+from momentum2.engine.train import fit
 from momentum2.errors import UserError
 from momentum2.evaluate.detection.batches import Batches
 from momentum2.evaluate.detection.coco_eval import Style

@@ -1,0 +1,170 @@
+"""The page in a real browser. Skipped, with a message, where there is no Chromium."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from momentum2.report import write_report
+from momentum2.report.learned import Learned
+from momentum2.report.page import _map, render
+from momentum2.report.run import read_run
+from momentum2.report.sprites import COLUMNS, draw_sprites
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def page(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs: the hostile one, and one of it with alarms, other numbers and no images any more."""
+    folder = tmp_path_factory.mktemp("pages")
+    second = folder / "second"
+    shutil.copytree(run, second)
+    with (second / "metrics.jsonl").open("a") as file:
+        file.write(
+            json.dumps({"step": 2, "alarm": "Step 2: the representation has <b>collapsed</b>: it is 0."})
+            + "\n"
+        )
+    config = (second / "config.yaml").read_text()
+    (second / "config.yaml").write_text(config.replace("root: ", "root: /nowhere"))
+    return write_report([run, second], folder / "page.html")
+
+
+def dot(browser: Any, index: int) -> tuple[float, float]:
+    """Where a dot of the map is on the screen."""
+    browser.run("document.getElementById('map').scrollIntoView({block: 'center'})")
+    script = f"(() => {{ const r = canvas.getBoundingClientRect(); return [r.x + toX({index}), r.y + toY({index})]; }})()"
+    x, y = browser.run(script)
+    return x, y
+
+
+def test_it_loads_without_errors_and_without_the_network(browser: Any, page: Path):
+    browser.open(page.as_uri())
+    assert browser.problems == []
+    assert browser.requests == [page.as_uri()]
+    assert browser.run("document.querySelectorAll('#curves-plot .scatterlayer .trace').length") >= 10
+    assert "collapsed" in browser.run("document.querySelector('#health-plot .infolayer').textContent")
+
+
+def test_names_that_are_markup_are_shown_as_text(browser: Any, page: Path):
+    browser.open(page.as_uri())
+    assert browser.run("typeof boom") == "undefined"
+    assert browser.run("document.querySelectorAll('img:not(.sheet), main script, main b').length") == 0
+    classes = browser.run("[...document.querySelectorAll('#legend span')].map((e) => e.textContent)")
+    assert classes == ["</script><script>boom()</script>", "<img src=x onerror=boom()>", "a & b"]
+    assert browser.run("document.querySelector('h3').textContent") == "run <b>"
+    assert "run <b>" in browser.run("document.querySelector('#curves-plot .legend').textContent")
+    assert browser.run("document.querySelector('.row figure').title").startswith(
+        "test/<img src=y onerror=boom()>"
+    )
+    assert browser.problems == []
+
+
+def test_pointing_at_a_dot_shows_its_image(browser: Any, page: Path):
+    browser.open(page.as_uri())
+    assert browser.run("tip.hidden")
+    browser.mouse("mouseMoved", *dot(browser, 7))
+    browser.until("!tip.hidden")
+    chosen = browser.run("selected")
+    assert browser.run("tip.textContent").endswith(browser.run(f"shown.names[{chosen}]"))
+    # What is drawn in the tip is the image: its colour is that of the thumbnail in the sprite.
+    script = """(async () => {
+      const address = tip.querySelector('.thumb').style.backgroundImage.slice(5, -2), image = new Image();
+      image.src = address; await image.decode(); return [image.naturalWidth, image.naturalHeight]; })()"""
+    assert browser.run(script) == [16 * COLUMNS, 16 * 2]
+    browser.click(*dot(browser, chosen))
+    neighbours = browser.run(f"shown.neighbours[{chosen}].length")
+    assert browser.run("document.querySelectorAll('.row.chosen figure').length") == neighbours + 1
+    wrong = browser.run(
+        f"shown.neighbours[{chosen}].filter((j) => shown.labels[j] !== shown.labels[{chosen}]).length"
+    )
+    assert browser.run("document.querySelectorAll('.row.chosen .wrong').length") == wrong
+
+
+def test_the_map_is_usable_with_the_keyboard(browser: Any, page: Path):
+    browser.open(page.as_uri())
+    browser.run("canvas.focus()")
+    browser.key("ArrowRight")
+    first = browser.run("selected")
+    browser.key("ArrowRight")
+    browser.key("ArrowRight")
+    assert browser.run("selected") != first
+    assert browser.run("toX(selected)") > browser.run(f"toX({first})")
+    assert browser.run("document.getElementById('spoken').textContent") != ""
+    browser.key("Enter")
+    assert browser.run("document.querySelectorAll('.row.chosen').length") == 1
+    browser.key("+")
+    assert browser.run("view.zoom") > 1
+    browser.key("0")
+    assert browser.run("view.zoom") == 1
+
+
+def test_the_selector_changes_the_run(browser: Any, page: Path):
+    browser.open(page.as_uri())
+    assert not browser.run("document.getElementById('explorer').hidden")
+    browser.run(
+        "(() => { const s = document.getElementById('run'); s.value = '1'; s.dispatchEvent(new Event('change')); })()"
+    )
+    assert browser.run("document.getElementById('explorer').hidden")
+    visible = browser.run(
+        "[...document.querySelectorAll('[data-run]:not([hidden])')].map((e) => e.dataset.run)"
+    )
+    assert set(visible) == {"1"}
+    assert browser.problems == []
+
+
+def test_axes_and_theme_can_be_changed(browser: Any, page: Path):
+    browser.open(page.as_uri())
+    browser.run(
+        "(() => { const s = document.getElementById('axis'); s.value = 'images'; s.dispatchEvent(new Event('change')); })()"
+    )
+    assert browser.run("document.getElementById('curves-plot').data[0].x") == [8, 16, 24, 32]
+    light = browser.run("getComputedStyle(document.body).backgroundColor")
+    browser.run("document.getElementById('theme').click()")
+    assert browser.run("getComputedStyle(document.body).backgroundColor") != light
+    browser.open(page.as_uri(), dark=True)
+    assert browser.run("getComputedStyle(document.body).backgroundColor") != light
+    assert browser.problems == []
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Any, page: Path):
+    browser.open(page.as_uri(), width=390, height=844, phone=True)
+    assert browser.run("document.documentElement.scrollWidth") <= 390
+    assert browser.run("innerWidth") == 390
+    assert browser.problems == []
+
+
+def test_it_prints(browser: Any, page: Path):
+    browser.open(page.as_uri(), dark=True)
+    assert browser.pdf().startswith(b"%PDF")
+
+
+def test_ten_thousand_points(browser: Any, run: Path, tmp_path: Path):
+    files, n, rng = read_run(run), 10_000, np.random.default_rng(0)
+    from momentum2.config import DataConfig
+    from momentum2.data import open_dataset
+
+    few = draw_sprites(open_dataset(DataConfig("shapes", image_size=16)), range(COLUMNS**2), 16)
+    sprites: dict[str, int] = {}
+    labels = rng.integers(0, 40, n)
+    learned = Learned(
+        what="many images",
+        how="at random",
+        names=[f"image {i}" for i in range(n)],
+        xy=rng.random((n, 2)),
+        neighbours=rng.integers(0, n, (n, 8)),
+        sprites=type(few)(few.side, few.pictures * -(-n // COLUMNS**2)),
+        class_names=tuple(f"class {c}" for c in range(40)),
+        labels=labels,
+        predicted=labels,
+        k=5,
+    )
+    path = tmp_path / "many.html"
+    path.write_text(render([files], [_map(learned, sprites)], "", "", list(sprites)), encoding="utf-8")
+    browser.open(path.as_uri())
+    assert browser.problems == []
+    browser.mouse("mouseMoved", *dot(browser, 1234))
+    browser.until("selected === 1234 && tip.textContent.includes('image 1234')")

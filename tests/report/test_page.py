@@ -1,0 +1,132 @@
+"""The page as a file: what is in it, and what it says where something is missing."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from momentum2.errors import UserError
+from momentum2.report import ReportOptions, write_last_report, write_report
+from momentum2.report.page import NO_PLOTLY
+
+
+def copy(run: Path, to: Path) -> Path:
+    shutil.copytree(run, to)
+    return to
+
+
+def notes(page: Path) -> list[str]:
+    return re.findall(r'<p class="note">(.*?)</p>', page.read_text(encoding="utf-8"))
+
+
+def change(run: Path, before: str, after: str) -> None:
+    config = run / "config.yaml"
+    assert before in config.read_text()
+    config.write_text(config.read_text().replace(before, after))
+
+
+def test_one_file_of_a_bearable_size(run: Path, tmp_path: Path):
+    page = write_report([run], tmp_path / "page.html")
+    assert page == tmp_path / "page.html"
+    assert 4_000_000 < page.stat().st_size < 6_000_000
+    assert notes(page) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_the_report_is_in_the_run_and_is_refreshed(run: Path, tmp_path: Path):
+    other = copy(run, tmp_path / "run")
+    assert write_last_report(other) == f"Report: {other / 'report.html'}"
+    (other / "report.html").write_text("old")
+    write_last_report(other)
+    assert (other / "report.html").stat().st_size > 1_000_000
+
+
+def test_without_plotly_one_line_says_how_to_get_it(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    page = write_report([run], tmp_path / "page.html")
+    assert notes(page) == [NO_PLOTLY.replace("'", "&#x27;")]
+    assert page.stat().st_size < 500_000
+
+
+def test_images_and_weights_that_are_gone_are_two_lines(run: Path, tmp_path: Path):
+    other = copy(run, tmp_path / "run")
+    (other / "encoder.safetensors").unlink()
+    shutil.rmtree(other / "checkpoints")
+    change(other, "root: ", "root: /nowhere")
+    found = notes(write_report([other]))
+    assert len(found) == 2
+    assert "has neither an encoder.safetensors nor an undamaged checkpoint yet" in found[0]
+    assert "does not exist" in found[1]
+
+
+def test_images_without_labels(run: Path, tmp_path: Path):
+    other = copy(run, tmp_path / "run")
+    shutil.copytree(run.parent / "data" / "test", tmp_path / "flat")
+    text = (other / "config.yaml").read_text()
+    text = text.replace("name: list", "name: folder").replace(
+        f"root: {run.parent / 'data'}", f"root: {tmp_path / 'flat'}"
+    )
+    text = text.replace("test_split: test", "test_split: train")
+    (other / "config.yaml").write_text(text)
+    found = notes(write_report([other]))
+    assert len(found) == 1
+    assert "the images have no labels" in found[0]
+
+
+def test_several_runs_show_how_they_differ(run: Path, tmp_path: Path):
+    first, second = copy(run, tmp_path / "first"), copy(run, tmp_path / "second")
+    change(second, "lr: 0.05", "lr: 0.07")
+    accuracy = {"top1": 71.25, "top5": None, "low": 70.0, "high": 72.5, "per_class": {}, "images": 10}
+    result = {
+        "evaluation": "knn",
+        "data": "x",
+        "network": "teacher",
+        "accuracy": accuracy,
+        "floors": {"raw pixels": 30.0},
+    }
+    (second / "results.json").write_text(json.dumps({"knn | x | teacher": result}))
+    page = write_report([first, second])
+    assert page == tmp_path / "report.html"
+    text = page.read_text(encoding="utf-8")
+    row = '<tr><th scope="row">optim.lr</th><td>0.05</td><td>0.07</td></tr>'
+    assert row in text
+    assert text.count('<th scope="row">optim.') == 1  # nothing else differs
+    assert '<th scope="row">knn | x | teacher</th><td>–</td><td>71.2 % (70.0 to 72.5)</td>' in text
+    assert "knn on x: 41.2 points above the best floor" in text
+    sprites = re.search(r'id="sprites">(.*?)</script>', text)
+    assert sprites is not None
+    assert len(json.loads(sprites[1])) == 1  # the same images, once
+
+
+def test_a_network_that_has_become_no_number(run: Path, tmp_path: Path):
+    other = copy(run, tmp_path / "run")
+    with (other / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "loss": NaN, "step_time": 1.0, "z_std": Infinity}\n')
+        file.write('{"step": 5, "alarm": "Step 5: <i>the loss</i> is no number."}\n')
+    text = write_report([other]).read_text(encoding="utf-8")
+    assert "Step 5: &lt;i&gt;the loss&lt;/i&gt; is no number." in text
+    assert "<dd>no number</dd>" in text
+
+
+def test_mistakes_are_sentences(run: Path, tmp_path: Path):
+    with pytest.raises(UserError, match="give a run directory"):
+        write_report([])
+    with pytest.raises(UserError, match=r"has no config\.yaml"):
+        write_report([tmp_path])
+    with pytest.raises(UserError, match="--points must be at least 3"):
+        write_report([run], options=ReportOptions(points=2))
+    with pytest.raises(UserError, match="cannot be written"):
+        write_report([run], tmp_path / "no" / "page.html")
+
+
+def test_nothing_that_goes_wrong_fails_the_run(tmp_path: Path, run: Path):
+    assert write_last_report(tmp_path).startswith("No report: ")
+    other = copy(run, tmp_path / "run")
+    (other / "metrics.jsonl").write_text('{"no": "step"}\n')
+    assert write_last_report(other).startswith("No report (KeyError: 'step')")

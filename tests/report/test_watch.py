@@ -1,0 +1,101 @@
+"""`watch`: a real server in a process of its own."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from momentum2.errors import UserError
+from momentum2.report import watch
+
+CODE = "import sys; from pathlib import Path; from momentum2.report import watch; watch(Path(sys.argv[1]), 0)"
+
+
+@pytest.fixture(scope="module")
+def training(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is still going on."""
+    out = tmp_path_factory.mktemp("watch") / "run"
+    shutil.copytree(run, out)
+    (out / "encoder.safetensors").unlink()
+    return out
+
+
+@pytest.fixture(scope="module")
+def server(training: Path) -> Iterator[tuple[str, Path]]:
+    process = subprocess.Popen([sys.executable, "-c", CODE, str(training)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    address = process.stdout.readline().split(" at ")[1].split()[0]
+    yield address, training
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0  # Ctrl-C is how it ends, and no failure
+
+
+def get(address: str, **headers: str) -> tuple[int, str]:
+    request = urllib.request.Request(address, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def log(run: Path, record: dict[str, Any]) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def test_it_says_only_what_is_new(server: tuple[str, Path]):
+    address, training = server
+    status, text = get(address + "live.json")
+    assert status == 200
+    stamp = json.loads(text)["data"]["stamp"]
+    assert get(f"{address}live.json?seen={stamp}") == (204, "")
+    log(training, {"step": 5, "loss": 0.125, "step_time": 1.0})
+    status, text = get(f"{address}live.json?seen={stamp}")
+    assert status == 200
+    assert json.loads(text)["data"]["runs"][0]["series"]["loss"]["value"][-1] == 0.125
+    assert "0.125" in json.loads(text)["headline"]
+
+
+def test_it_serves_this_machine_alone(server: tuple[str, Path]):
+    address, _ = server
+    assert address.startswith("http://127.0.0.1:")
+    assert get(address, Host="evil.example")[0] == 403
+    assert get(address + "../../etc/passwd")[0] == 404
+    port = int(address.rstrip("/").rsplit(":", 1)[1])
+    with pytest.raises(OSError, match="refused"), socket.create_connection(("127.0.0.2", port), timeout=5):
+        pass
+
+
+def test_mistakes_are_sentences(server: tuple[str, Path], tmp_path: Path):
+    address, training = server
+    port = int(address.rstrip("/").rsplit(":", 1)[1])
+    with pytest.raises(UserError, match=f"Port {port} cannot be used"):
+        watch(training, port)
+    with pytest.raises(UserError, match="cannot be used"):
+        watch(training, 70_000)
+    with pytest.raises(UserError, match=r"has no config\.yaml"):
+        watch(tmp_path, 0)
+
+
+@pytest.mark.slow
+def test_the_page_refreshes_itself(server: tuple[str, Path], browser: Any):
+    address, training = server
+    browser.open(address)
+    assert "step" in browser.run("document.querySelector('#headline dd').textContent")
+    log(training, {"step": 6, "loss": 0.0625, "step_time": 1.0})
+    log(training, {"step": 6, "alarm": "Step 6: <b>something</b> is wrong."})
+    browser.until("document.getElementById('alarms').textContent.includes('<b>something</b>')")
+    assert browser.run("document.getElementById('curves-plot').data[0].y").pop() == 0.0625
+    assert browser.run("document.querySelectorAll('main b').length") == 0
+    assert browser.problems == []
