@@ -92,8 +92,8 @@ function markAlarms(layout, run, r, axis, n) {
   }
 }
 function inShort(sentence) {
-  const words = sentence.replace(/^Step \d+: /, "").split(/[:;]/)[0];
-  return plain(words.length > 36 ? words.slice(0, 35) + "…" : words);
+  const words = sentence.replace(/^Step \d+: /, "").split(/[:;]/)[0], most = innerWidth < 640 ? 20 : 48;
+  return plain(words.length > most ? words.slice(0, most - 1) + "…" : words);
 }
 function drawAlarms() {
   const host = byId("alarm-plot"), axis = byId("axis").value, range = shownRange(axis), soft = variable("--soft");
