@@ -68,8 +68,7 @@ class Killer:
     """Chooses moments, and counts what happened at them."""
 
     kills: int
-    seconds: float  # at most, between a start and a kill
-    draw: random.Random
+    draw: random.Random = field(default_factory=random.Random)
     done: int = 0
     while_saving: int = 0
     before_first: int = 0
@@ -80,14 +79,14 @@ class Killer:
         if self.done == self.kills:
             return False
         self.before = _folders(out)
-        delay = self.draw.uniform(0, self.seconds)
-        if self.draw.random() < 0.4:
-            while not self._is_saving(out):
-                if has_ended():
-                    return False
-                time.sleep(0.0005)
-            delay = self.draw.uniform(0, 0.004)
-        end = time.monotonic() + delay
+        begin, lines, steps = time.monotonic(), _lines(out), self.draw.randrange(8)
+        saving = self.draw.random() < 0.4
+        while not (self._is_saving(out) if saving else _lines(out) >= lines + steps):
+            if has_ended():
+                return False
+            time.sleep(0.0005)
+        a_step = max(0.2, (time.monotonic() - begin) / (steps + 1))
+        end = time.monotonic() + self.draw.uniform(0, 0.004 if saving else a_step)
         while time.monotonic() < end and not has_ended():
             time.sleep(0.0005)
         return not has_ended()
@@ -100,6 +99,12 @@ class Killer:
 
     def _is_saving(self, out: Path) -> bool:
         return any(name.startswith(".tmp-") for name, _ in _folders(out) - self.before)
+
+
+def _lines(out: Path) -> int:
+    """How many steps are logged."""
+    path = out / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def _folders(out: Path) -> set[tuple[str, int]]:
@@ -208,10 +213,9 @@ class Soak:
     def result(self) -> bool:
         """Run everything and print a summary; True if all is as it must be."""
         seed, kills = self.options.seed, self.options.kills
-        expected = self.run("reference", seed, Killer(0, 0, random.Random()))
-        seconds = time.monotonic() - self.begin
-        control = self.run("control", seed + 1, Killer(0, 0, random.Random())) if self.options.control else {}
-        killer, runs, differing = Killer(kills, seconds / 4, random.Random(seed)), 0, []
+        expected = self.run("reference", seed, Killer(0))
+        control = self.run("control", seed + 1, Killer(0)) if self.options.control else {}
+        killer, runs, differing = Killer(kills, random.Random(seed)), 0, []
         while killer.done < kills:
             name = f"killed-{runs}"
             found = self.run(name, seed, killer)

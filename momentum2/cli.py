@@ -117,13 +117,15 @@ def pretrain(arguments: list[str]) -> int:
     config, options = _parse_recipe(parser, arguments)
     from momentum2.engine.pretrain import pretrain as run
     from momentum2.evaluate.online import online_knn
+    from momentum2.report.page import write_last_report
 
     out = _out(options)
-    finished = run(config, out, options.resume, online_knn(config))
+    finished = run(config, out, options.resume, online_knn)
     if not finished:
-        _say("Stopped and saved: run the same command again to go on.")
-        return os.EX_TEMPFAIL
+        return _stopped()
     _say(f"Done: the encoder is {out / 'encoder.safetensors'}")
+    if os.environ.get("RANK", "0") == "0":
+        _say(write_last_report(out))
     return 0
 
 
@@ -183,7 +185,7 @@ def evaluate(arguments: list[str]) -> int:
         result = run(subject)
         if result is not None:
             report(result, subject.directory)
-    return 0
+    return 0 if result is not None else _stopped()
 
 
 def detect(arguments: list[str]) -> int:
@@ -326,6 +328,12 @@ def _subject_options(
         return kind(**{f.name: values[f.name] for f in fields(kind)})
 
     return source, read(SubjectOptions), read(options_class)
+
+
+def _stopped() -> int:
+    """Say that a signal ended the training; the exit code asks schedulers to try again."""
+    _say("Stopped and saved: run the same command again to go on.")
+    return os.EX_TEMPFAIL
 
 
 def _say(text: str) -> None:

@@ -117,7 +117,7 @@ def _check_resume(run: Run, config: RunConfig, resume: Resume) -> None:
         raise UserError(
             f"{out} has no checkpoint to resume from; check --out, or use --resume auto to start."
         )
-    if exists:
+    if exists and run.checkpoints.steps():  # before the first checkpoint there is nothing to be true to
         _check_config(out, config)
     elif run.checkpoints.steps():
         raise UserError(f"{out} has checkpoints but no {CONFIG} to compare with; choose another --out.")

@@ -36,9 +36,11 @@ function thumb(index, size) {
 const className = (i) => (shown.labels ? shown.classes[shown.labels[i]] : "");
 
 // ---- drawing
-const across = () => canvas.clientWidth - 2 * MARGIN, down = () => canvas.clientHeight - 2 * MARGIN;
+let width = 0, height = 0;  // of the canvas; to ask it for every dot would be slow
+function measure() { width = canvas.clientWidth; height = canvas.clientHeight; }
+const across = () => width - 2 * MARGIN, down = () => height - 2 * MARGIN;
 const toX = (i) => MARGIN + ((shown.x[i] - view.x) * view.zoom + 0.5) * across();
-const toY = (i) => MARGIN + ((0.5 - (shown.y[i] - view.y) * view.zoom)) * down();
+const toY = (i) => MARGIN + (0.5 - (shown.y[i] - view.y) * view.zoom) * down();
 let waiting = false;
 function redraw() {
   if (waiting || !shown) return;
@@ -46,7 +48,7 @@ function redraw() {
   requestAnimationFrame(() => { waiting = false; drawMap(); });
 }
 function drawMap() {
-  const ratio = devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
+  const ratio = devicePixelRatio || 1;
   if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
     canvas.width = Math.round(width * ratio);
     canvas.height = Math.round(height * ratio);
@@ -106,8 +108,8 @@ function select(i) {
   tip.replaceChildren(thumb(i, 128), make("strong", "", className(i)), make("div", "", shown.names[i]));
   if (shown.labels && shown.predicted[i] !== shown.labels[i]) tip.append(make("div", "", "✗ neighbours say " + shown.classes[shown.predicted[i]]));
   const x = toX(i), y = toY(i);
-  tip.style.left = Math.max(4, x + 14 + tip.offsetWidth > canvas.clientWidth ? x - 14 - tip.offsetWidth : x + 14) + "px";
-  tip.style.top = Math.min(Math.max(4, y - tip.offsetHeight / 2), Math.max(4, canvas.clientHeight - tip.offsetHeight - 4)) + "px";
+  tip.style.left = Math.max(4, x + 14 + tip.offsetWidth > width ? x - 14 - tip.offsetWidth : x + 14) + "px";
+  tip.style.top = Math.min(Math.max(4, y - tip.offsetHeight / 2), Math.max(4, height - tip.offsetHeight - 4)) + "px";
 }
 function speak(i) { byId("spoken").textContent = i < 0 ? "" : [className(i), shown.names[i]].filter(Boolean).join(", "); }
 function choose(i) {
@@ -116,7 +118,7 @@ function choose(i) {
   drawGallery();
 }
 function inDirection(dx, dy) {
-  if (selected < 0) return nearestDot(canvas.clientWidth / 2, canvas.clientHeight / 2, Infinity);
+  if (selected < 0) return nearestDot(width / 2, height / 2, Infinity);
   let best = selected, bestCost = Infinity;
   for (let i = 0; i < shown.x.length; i++) {
     const x = toX(i) - toX(selected), y = toY(i) - toY(selected), along = x * dx + y * dy, aside = Math.abs(x * dy) + Math.abs(y * dx);
@@ -241,6 +243,7 @@ runListeners.push((index) => {
   shown = DATA.runs[index].map || null;
   byId("explorer").hidden = !shown;
   if (!shown) return;
+  measure();
   shown.members ||= groupByClass(shown);
   selected = chosen = highlighted = -1;
   tip.hidden = true;
@@ -256,4 +259,4 @@ function groupByClass(map) {
   return members;
 }
 themeListeners.push(redraw);
-new ResizeObserver(redraw).observe(canvas);
+new ResizeObserver(() => { measure(); redraw(); }).observe(canvas);

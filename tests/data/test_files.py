@@ -258,11 +258,21 @@ def test_mistakes_about_a_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is empty"):
         opened("list", tmp_path / "notes.txt")
     put(tmp_path / "cat" / "a.png")
-    with pytest.raises(UserError, match="it has no split folders"):
+    with pytest.raises(UserError, match="all images are in one part: divide it"):
         opened("folder", tmp_path, split="test")
     put(tmp_path / "val" / "a.png")
-    with pytest.raises(UserError, match="its splits are val"):
+    with pytest.raises(UserError, match="no split 'train': choose one of val"):
         opened("folder", tmp_path)
+
+
+def test_shares_of_an_undivided_folder_do_not_overlap(make_folder: MakeFolder) -> None:
+    root = make_folder(40, classes=4)
+    whole = set(opened("folder", root).names)
+    learn, test = opened("folder", root, split="80%"), opened("folder", root, split="-20%")
+    assert (len(learn), len(test)) == (32, 8)
+    assert set(learn.names) | set(test.names) == whole
+    assert learn.labels is not None
+    assert list(learn.names) != sorted(whole)[:32]  # of a shuffled order
 
 
 def test_train_size_is_a_nested_seeded_choice(make_folder: MakeFolder) -> None:

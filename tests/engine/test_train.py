@@ -103,7 +103,7 @@ def test_what_is_logged(tmp_path: Path):
         return {"knn_top1": 50.0}
 
     config = replace(TINY, monitor=MonitorConfig(log_every=1, knn_every=1, tensorboard=True))
-    pretrain(config, tmp_path, score=score)
+    pretrain(config, tmp_path, make_score=lambda _: score)
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     training = [r for r in records if "loss" in r]
     wanted = "lr m alpha z_std z_rank statistics_drift data_wait images_per_second memory_gb grad_norm"
