@@ -124,11 +124,15 @@ def _check_resume(run: Run, config: RunConfig, resume: Resume) -> None:
 
 
 def _check_config(out: Path, config: RunConfig) -> None:
+    settings = asdict(config)
     try:
-        before = _flat(yaml.safe_load((out / CONFIG).read_text(encoding="utf-8")))
-    except (yaml.YAMLError, AttributeError, UnicodeDecodeError):
-        raise UserError(f"{out / CONFIG} is not a config; choose another --out.") from None
-    now = _flat(asdict(config))
+        read = yaml.safe_load((out / CONFIG).read_text(encoding="utf-8"))
+        sections = all(isinstance(read[name], dict) for name, value in settings.items() if isinstance(value, dict))
+    except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError):
+        sections = False
+    if not sections:
+        raise UserError(f"{out / CONFIG} is not a config; choose another --out.")
+    before, now = _flat(read), _flat(settings)
     differing = [
         f"{name} was {before.get(name)}, now {now.get(name)}"
         for name in sorted(before.keys() | now.keys())

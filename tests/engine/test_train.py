@@ -121,6 +121,6 @@ def test_supervised_without_labels_is_one_sentence(tmp_path: Path):
     for i in range(8):
         Image.new("RGB", (32, 32), (i, i, i)).save(tmp_path / f"{i}.png")
     data = DataConfig("folder", str(tmp_path), image_size=32)
-    config = replace(TINY, method=MethodConfig("supervised"), data=data)
+    config = replace(TINY, method=MethodConfig("supervised"), views=ViewsConfig("supervised"), data=data)
     with pytest.raises(UserError, match="needs labels"):
         pretrain(config, tmp_path / "run")

@@ -206,5 +206,5 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         monitor=MonitorConfig(log_every=1, knn_every=1, knn_k=5),
     )
     out = home / "run <b>"
-    assert pretrain(config, out, score=online_knn(config))
+    assert pretrain(config, out, make_score=online_knn)
     return out
