@@ -127,7 +127,9 @@ def _check_config(out: Path, config: RunConfig) -> None:
     settings = asdict(config)
     try:
         read = yaml.safe_load((out / CONFIG).read_text(encoding="utf-8"))
-        sections = all(isinstance(read[name], dict) for name, value in settings.items() if isinstance(value, dict))
+        sections = all(
+            isinstance(read[name], dict) for name, value in settings.items() if isinstance(value, dict)
+        )
     except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError):
         sections = False
     if not sections:
