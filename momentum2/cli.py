@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from momentum2 import __version__
-from momentum2.arguments import add_config, make_parser, parse, read_config
+from momentum2.arguments import add_config, add_options, make_parser, parse, read_config
 from momentum2.config import Config, DataConfig, Network, Resume
 from momentum2.data import open_dataset
 from momentum2.errors import ProcessLost, SaidElsewhere, UserError
@@ -261,7 +261,7 @@ def report(arguments: list[str]) -> int:
     parser.add_argument(
         "--out", type=str | None, default=None, help="The page (default: report.html in the run)."
     )
-    parser.add_class_arguments(ReportOptions, None, sub_configs=False)
+    add_options(parser, ReportOptions)
     values = parser.instantiate(parse(parser, arguments[len(runs) :]))
     options = ReportOptions(**{f.name: values[f.name] for f in fields(ReportOptions)})
     if not runs:
@@ -314,9 +314,10 @@ def _subject_options(
     source, rest = _subject(command, "RUN", arguments)
     parser = make_parser(command, description)
     parser.usage = f"momentum2 {command} RUN [--data PATH] [options]"
-    parser.add_class_arguments(SubjectOptions, None, sub_configs=False)
-    parser.add_class_arguments(options_class, None, sub_configs=False)
+    add_options(parser, SubjectOptions)
+    add_options(parser, options_class)
     data = data_of(source) if source else DataConfig(name="none")
+    rest = [word for a in rest for word in (a.split("=", 1) if a.startswith("--data=") else [a])]
     if "--data" in rest[:-1]:
         at = rest.index("--data")
         data = find_data(rest[at + 1], data)
