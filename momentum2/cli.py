@@ -124,7 +124,7 @@ def pretrain(arguments: list[str]) -> int:
     if not finished:
         return _stopped()
     _say(f"Done: the encoder is {out / 'encoder.safetensors'}")
-    if os.environ.get("RANK", "0") == "0":
+    if config.monitor.report and os.environ.get("RANK", "0") == "0":
         _say(write_last_report(out))
     return 0
 
