@@ -79,7 +79,7 @@ def knn(network: Encoder) -> dict[str, Any]:
     """The score, and whether the encoder is as it was."""
     score = online_knn(
         Config(
-            eval_data=DataConfig("shapes", image_size=16, train_size=100, cache="off"),
+            eval_data=DataConfig("shapes", test_split="2%", image_size=16, train_size=100, cache="off"),
             monitor=MonitorConfig(knn_every=1),
             train=TrainConfig(precision="fp32", batch_size=40),
         )
