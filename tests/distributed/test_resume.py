@@ -61,9 +61,9 @@ def alone(soak: ModuleType, options: Namespace, tmp_path_factory: pytest.TempPat
 def test_torchrun_restarts_after_a_kill_and_the_run_ends_the_same(
     soak: ModuleType, options: Namespace, alone: dict[str, Any], tmp_path: Path
 ):
-    out, killer = tmp_path / "run", soak.Killer(2, random.Random(0))
+    out, killer = tmp_path / "run", soak.Killer(1, random.Random(0))
     soak.run_several(soak.command(options, out, 0), out, killer, 2)
-    assert killer.done >= 1  # a quick machine may be through before the second
+    assert killer.done == 1
     assert soak.numbers(out) == alone
 
 
