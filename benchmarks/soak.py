@@ -58,6 +58,7 @@ def command(options: argparse.Namespace, out: Path, seed: int) -> list[str]:
         "train.precision": "fp32",
         "monitor.log_every": 1,
         "monitor.knn_every": 0,
+        "monitor.report": "false",
     }
     flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
     return ["pretrain", "quickstart", *flags]

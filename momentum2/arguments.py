@@ -1,6 +1,7 @@
 """Command-line arguments to typed configs, and a parser's complaints to sentences."""
 
 import re
+from argparse import SUPPRESS
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from difflib import get_close_matches
@@ -32,8 +33,16 @@ def add_config(parser: ArgumentParser, defaults: Config) -> None:
     parser.add_argument(
         "--config", action="config", help="YAML file of settings, such as a run's config.yaml"
     )
-    parser.add_class_arguments(Config, None, as_group=True, sub_configs=False)
+    add_options(parser, Config)
     parser.set_defaults(asdict(defaults))
+
+
+def add_options(parser: ArgumentParser, options: type) -> None:
+    """Add a flag for every field of a dataclass, `--section.field` for those of its sections."""
+    parser.add_class_arguments(options, None, as_group=True, sub_configs=False)
+    for action in parser._actions:  # a flag for a section as a whole would want a file of its own
+        if action.metavar == "CONFIG" and action.dest != "config":
+            action.help = SUPPRESS
 
 
 def read_config(parser: ArgumentParser, options: Namespace) -> Config:
@@ -59,6 +68,8 @@ def _sentence(message: str, parser: ArgumentParser) -> str:
         close = get_close_matches(word, known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"{parser.prog} --help lists them all."
         return f"There is no option {word}; {hint}"
+    if message.startswith("Unexpected config") or "Unable to load config" in message:
+        return "The file given with --config is not a YAML file of settings."
     wrong = re.match(r'Parser key "([\w.]+)":(.*)(?:Got|Given) value: (.*)', message, re.DOTALL)
     if wrong:
         key, expected, value = wrong.groups()
@@ -69,4 +80,4 @@ def _sentence(message: str, parser: ArgumentParser) -> str:
             _TYPES[t] for t in re.findall(r"<class '(\w+)'>", expected.split("Errors:")[0]) if t in _TYPES
         ]
         return f"--{key} takes {' or '.join(dict.fromkeys(kinds))}, not {value.strip()!r}."
-    return " ".join(message.replace("Parser key ", "").split()).rstrip(".") + "."
+    return " ".join(message.removeprefix('Parser key "config": ').split()).rstrip(".") + "."

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from momentum2 import __version__
-from momentum2.arguments import add_config, make_parser, parse, read_config
+from momentum2.arguments import add_config, add_options, make_parser, parse, read_config
 from momentum2.config import Config, DataConfig, Network, Resume
 from momentum2.data import open_dataset
 from momentum2.errors import ProcessLost, SaidElsewhere, UserError
@@ -120,12 +120,11 @@ def pretrain(arguments: list[str]) -> int:
     from momentum2.report.page import write_last_report
 
     out = _out(options)
-    finished = run(config, out, options.resume, online_knn(config))
+    finished = run(config, out, options.resume, online_knn)
     if not finished:
-        _say("Stopped and saved: run the same command again to go on.")
-        return os.EX_TEMPFAIL
+        return _stopped()
     _say(f"Done: the encoder is {out / 'encoder.safetensors'}")
-    if os.environ.get("RANK", "0") == "0":
+    if config.monitor.report and os.environ.get("RANK", "0") == "0":
         _say(write_last_report(out))
     return 0
 
@@ -186,7 +185,7 @@ def evaluate(arguments: list[str]) -> int:
         result = run(subject)
         if result is not None:
             report(result, subject.directory)
-    return 0
+    return 0 if result is not None else _stopped()
 
 
 def detect(arguments: list[str]) -> int:
@@ -262,7 +261,7 @@ def report(arguments: list[str]) -> int:
     parser.add_argument(
         "--out", type=str | None, default=None, help="The page (default: report.html in the run)."
     )
-    parser.add_class_arguments(ReportOptions, None, sub_configs=False)
+    add_options(parser, ReportOptions)
     values = parser.instantiate(parse(parser, arguments[len(runs) :]))
     options = ReportOptions(**{f.name: values[f.name] for f in fields(ReportOptions)})
     if not runs:
@@ -315,9 +314,10 @@ def _subject_options(
     source, rest = _subject(command, "RUN", arguments)
     parser = make_parser(command, description)
     parser.usage = f"momentum2 {command} RUN [--data PATH] [options]"
-    parser.add_class_arguments(SubjectOptions, None, sub_configs=False)
-    parser.add_class_arguments(options_class, None, sub_configs=False)
+    add_options(parser, SubjectOptions)
+    add_options(parser, options_class)
     data = data_of(source) if source else DataConfig(name="none")
+    rest = [word for a in rest for word in (a.split("=", 1) if a.startswith("--data=") else [a])]
     if "--data" in rest[:-1]:
         at = rest.index("--data")
         data = find_data(rest[at + 1], data)
@@ -329,6 +329,12 @@ def _subject_options(
         return kind(**{f.name: values[f.name] for f in fields(kind)})
 
     return source, read(SubjectOptions), read(options_class)
+
+
+def _stopped() -> int:
+    """Say that a signal ended the training; the exit code asks schedulers to try again."""
+    _say("Stopped and saved: run the same command again to go on.")
+    return os.EX_TEMPFAIL
 
 
 def _say(text: str) -> None:

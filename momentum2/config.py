@@ -207,6 +207,7 @@ class MonitorConfig:
         knn_k: Neighbours that vote.
         knn_temperature: Temperature of the votes.
         tensorboard: Write TensorBoard events too (needs the tensorboard extra).
+        report: Write report.html when the run is finished.
         collapse_std: Alarm when the std of the unit-length outputs times sqrt(width) falls below this.
         collapse_rank: Alarm when their effective rank falls below this.
         collapse_steps: For so many logged steps in a row.
@@ -219,6 +220,7 @@ class MonitorConfig:
     knn_k: int = 20
     knn_temperature: float = 0.07
     tensorboard: bool = False
+    report: bool = True
     collapse_std: float = 0.1
     collapse_rank: float = 2.0
     collapse_steps: int = 5

@@ -7,6 +7,7 @@ Everything here is free in a single process: no collective, no copy. Several pro
 import os
 import time
 import uuid
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -82,6 +83,13 @@ def barrier() -> None:
     """Wait until every process is here."""
     if world_size() > 1:
         dist.barrier()
+
+
+def broadcast_(tensors: Iterable[Tensor]) -> None:
+    """Replace each tensor by process 0's, no gradient."""
+    if world_size() > 1:
+        for tensor in tensors:
+            dist.broadcast(tensor, 0)
 
 
 class _AllReduceSum(torch.autograd.Function):

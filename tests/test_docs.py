@@ -97,3 +97,10 @@ def test_commands_of(page: Path, workplace: Path):
             command, cwd=workplace, env=environment, capture_output=True, text=True, timeout=300
         )
         assert result.returncode == 0, f"{text}\n{result.stdout}\n{result.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_of(page: Path):
+    """Links to files of the repository lead somewhere."""
+    links = re.findall(r"\]\(([^)#:]+)[^):]*\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []

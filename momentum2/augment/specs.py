@@ -89,8 +89,8 @@ def _supervised(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
 
 
 def _evaluation(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
-    """One view without randomness: shorter side to 256/224 of the size, then the centre."""
-    return (ViewSpec(size, centre=224 / 256, flip_p=0.0),)
+    """One view without randomness: the central 224/256 of the shorter side; of a small image, all of it."""
+    return (ViewSpec(size, centre=1.0 if size <= SMALL else 224 / 256, flip_p=0.0),)
 
 
 def _multicrop(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:

@@ -13,6 +13,7 @@ from momentum2.data import open_dataset
 from momentum2.engine.device import choose_device, cpu_threads, keep_large_blocks, use_bf16
 from momentum2.engine.plan import Plan, describe, resolve
 from momentum2.engine.pretrain import build_method
+from momentum2.optim import build_optimizer
 
 #: Training images of the data sets that are the same everywhere, for planning without having them.
 KNOWN_IMAGES = {
@@ -38,8 +39,8 @@ def planned(config: Config, images: int | None, processes: int, probe: bool) -> 
     plan = resolve(config, images, processes)
     lines = describe(config, plan)
     fixed, activations = memory_bytes(config, plan, classes)
-    needs = f"{fixed / 1e9:.2g} GB for weights and optimizer, {activations / 1e9:.2g} GB for activations"
-    lines.append(("memory", f"about {(fixed + activations) / 1e9:.2g} GB per process: {needs}"))
+    needs = f"{fixed / 1e9:.3g} GB for weights and optimizer, {activations / 1e9:.3g} GB for activations"
+    lines.append(("memory", f"about {(fixed + activations) / 1e9:.3g} GB per process: {needs}"))
     if probe:
         seconds = step_seconds(config, plan, classes)
         total = seconds * plan.steps
@@ -77,14 +78,9 @@ def memory_bytes(config: Config, plan: Plan, classes: int) -> tuple[int, int]:
     labels = torch.zeros(plan.micro_batch, dtype=torch.long, device="meta")
     device = choose_device(config.train.device)
     bf16 = use_bf16(config.train.precision, device)
-    with (
-        torch.autograd.graph.saved_tensors_hooks(count, lambda x: x),
-        torch.autocast("meta" if bf16 else "cpu", torch.bfloat16, enabled=False),
-    ):
-        output = method.train()(views, labels)
-    total = sum(kept.values()) // (2 if bf16 else 1)
-    del output
-    return state + trained, total
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
+        method.train()(views, labels)
+    return state + trained, sum(kept.values()) // (2 if bf16 else 1)
 
 
 def step_seconds(config: Config, plan: Plan, classes: int, steps: int = 4) -> float:
@@ -93,7 +89,7 @@ def step_seconds(config: Config, plan: Plan, classes: int, steps: int = 4) -> fl
     keep_large_blocks()
     torch.set_num_threads(config.train.threads or cpu_threads())
     method = build_method(config, plan, classes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    method.train()
+    optimizer = build_optimizer(method.train().named_parameters(), config.optim, lr=0.0)
     specs = view_specs(config.views, config.data.image_size)
     n, side = plan.micro_batch, config.data.image_size
     images = torch.randint(0, 256, (n, 3, side, side), dtype=torch.uint8, device=device)
@@ -104,11 +100,12 @@ def step_seconds(config: Config, plan: Plan, classes: int, steps: int = 4) -> fl
         start = time.perf_counter()
         method.before_step(k)
         for _ in range(config.train.accumulate):
-            draws = [draw(spec, config.train.seed, k, v, n).to(device) for v, spec in enumerate(specs)]
+            draws = [draw(spec, config.train.seed, k, v, n) for v, spec in enumerate(specs)]
             with autocast:
                 loss = method(render(images, draws, specs, channels_last=True), labels).loss
             loss.backward()
-        method.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         method.after_step(k)
         if device.type == "cuda":
             torch.cuda.synchronize()

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import time
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -39,6 +40,10 @@ class Meter:
     """Time and samples since the last line, so that speed and waiting are averages and not snapshots."""
 
     def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Leave out the time up to now: it was not spent on steps."""
         self.start, self.steps, self.images, self.waited = time.perf_counter(), 0, 0, 0.0
 
     def count(self, images: int, waited: float) -> None:
@@ -52,7 +57,7 @@ class Meter:
             "step_time": seconds / max(self.steps, 1),
             "data_wait": self.waited / seconds,
         }
-        self.__init__()  # type: ignore[misc]
+        self.restart()
         return values
 
 
@@ -131,7 +136,7 @@ class Log:
             left = (self.steps - step) * values["step_time"]
             self.say(
                 f"step {step:>{len(str(self.steps))}}/{self.steps}  epoch {step / self.steps_per_epoch:.1f}  {text}"
-                f"  {time.strftime('%H:%M:%S', time.gmtime(left))} left"
+                f"  {timedelta(seconds=round(left))} left"
             )
 
     def alarm(self, step: int, sentence: str) -> None:
@@ -163,7 +168,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def _keep_until(path: Path, step: int) -> None:
     """Drop what was logged after the checkpoint that the run resumes from: those steps are run again."""
     if path.exists():
-        kept = [json.dumps(record) + "\n" for record in read_metrics(path) if record["step"] <= step]
+        before = read_metrics(path) if step else []  # a run that starts anew has said nothing yet
+        kept = [json.dumps(record) + "\n" for record in before if record["step"] <= step]
         temporary = path.with_suffix(".tmp")
         temporary.write_text("".join(kept), encoding="utf-8")
         os.replace(temporary, path)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from momentum2.config import Config
+from momentum2.engine.checks import check
 from momentum2.errors import UserError
 from momentum2.schedules import Schedule, scaled_lr, scaled_weight_momentum
 
@@ -29,11 +30,7 @@ def resolve(config: Config, images: int, world: int = 1) -> Plan:
     """Resolve `config` for a data set of `images` images, or say in one sentence why it cannot be run."""
     train, method, optim = config.train, config.method, config.optim
     batch, groups = train.batch_size, train.virtual_devices
-    _positive("train.batch_size", batch)
-    _positive("train.accumulate", train.accumulate)
-    _positive("train.virtual_devices", groups)
-    _positive("train.steps" if train.steps is not None else "train.epochs", train.steps or train.epochs)
-    _positive("method.reference_batch", method.reference_batch)
+    check(config)
     parts = world * train.accumulate
     if batch % (parts if groups == 1 else groups):
         what = (
@@ -50,12 +47,6 @@ def resolve(config: Config, images: int, world: int = 1) -> Plan:
     if batch > images:
         raise UserError(
             f"The data set has {images} images, fewer than one batch: choose --train.batch_size {images} or less."
-        )
-    if method.teacher_norm == "shuffle" and method.name != "moco":
-        raise UserError("--method.teacher_norm shuffle is MoCo's; use it with --method.name moco.")
-    if method.name == "moco" and method.queue_size < batch:
-        raise UserError(
-            f"--method.queue_size must be at least the batch size, {batch}, not {method.queue_size}."
         )
     steps_per_epoch = images // batch
     steps = train.steps if train.steps is not None else train.epochs * steps_per_epoch
@@ -77,6 +68,12 @@ def resolve(config: Config, images: int, world: int = 1) -> Plan:
             return micro_batch * world
         return micro_batch // devices if norm in PER_DEVICE else micro_batch
 
+    for side, count in (("student", samples(method.student_norm)), ("teacher", samples(method.teacher_norm))):
+        if count < 2 and not method.freeze_encoder and (side == "student" or has_teacher):
+            raise UserError(
+                f"The {side}'s batch norm would see {count} sample; it needs at least 2: raise --train.batch_size or "
+                "lower --train.virtual_devices or --train.accumulate."
+            )
     return Plan(
         images=images,
         steps_per_epoch=steps_per_epoch,
@@ -88,11 +85,6 @@ def resolve(config: Config, images: int, world: int = 1) -> Plan:
         student_bn=None if method.freeze_encoder else samples(method.student_norm),
         teacher_bn=samples(method.teacher_norm) if has_teacher else None,
     )
-
-
-def _positive(name: str, value: int) -> None:
-    if value < 1:
-        raise UserError(f"--{name} must be at least 1, not {value}.")
 
 
 def describe(config: Config, plan: Plan) -> list[tuple[str, str]]:

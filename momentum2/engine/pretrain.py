@@ -12,6 +12,7 @@ from momentum2 import backbones, distributed
 from momentum2.augment import ViewSpec, render, view_specs
 from momentum2.config import Config, Network
 from momentum2.data import Batch, Dataset, Loader, open_dataset
+from momentum2.engine.checks import check
 from momentum2.engine.device import choose_device, keep_large_blocks
 from momentum2.engine.encoder import EncoderCard, save_encoder
 from momentum2.engine.job import Job
@@ -36,29 +37,43 @@ def build_method(config: Config, plan: Plan, classes: int) -> Method:
     return METHODS[config.method.name](config, plan.schedule, encoder, plan.devices, classes)
 
 
-def pretrain(config: Config, out: Path, resume: Resume = "auto", score: Score | None = None) -> bool:
+def pretrain(
+    config: Config,
+    out: Path,
+    resume: Resume = "auto",
+    make_score: Callable[[Config], Score | None] | None = None,
+) -> bool:
     """Train as `config` says in the run directory `out`, going on from its newest checkpoint if there is one.
 
-    Returns whether the run is finished; a signal may have stopped it early.
+    Args:
+        config: The whole run.
+        out: The run directory.
+        resume: What to do if it exists, or does not.
+        make_score: Makes the function that scores the encoders every `monitor.knn_every` epochs, or None.
+
+    Returns:
+        Whether the run is finished; a signal may have stopped it early.
     """
+    check(config)
     device = choose_device(config.train.device)
     keep_large_blocks()
-    with joined(device):
+    with joined(device), open_run(out, config, resume) as run:
         dataset = open_dataset(config.data, seed=config.train.seed)
         if config.method.name == "supervised" and dataset.labels is None:
             raise UserError("Method supervised needs labels: give each class of images a folder of its own.")
         plan = resolve(config, len(dataset), distributed.world_size())
+        if distributed.is_main():
+            text = "".join(f"{name:<12}{value}\n" for name, value in describe(config, plan))
+            (out / "plan.txt").write_text(text)
+            print(text, end="")
         method = build_method(config, plan, len(dataset.class_names or ()))
         method.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        with open_run(out, config, resume) as run:
-            if distributed.is_main():
-                lines = describe(config, plan)
-                (out / "plan.txt").write_text("".join(f"{name:<12}{value}\n" for name, value in lines))
-            finished = fit(make_job(config, plan, method, dataset, out, device, score), run)
-            if finished and distributed.is_main():
-                network, encoder = next(iter(method.encoders().items()))
-                card = EncoderCard.of_run(config, encoder.feature_dim, network, plan.steps)
-                save_encoder(out / "encoder.safetensors", encoder, card)
+        score = make_score(config) if make_score else None
+        finished = fit(make_job(config, plan, method, dataset, out, device, score), run)
+        if finished and distributed.is_main():
+            network, encoder = next(iter(method.encoders().items()))
+            card = EncoderCard.of_run(config, encoder.feature_dim, network, plan.steps)
+            save_encoder(out / "encoder.safetensors", encoder, card)
     return finished
 
 

@@ -117,18 +117,24 @@ def _check_resume(run: Run, config: RunConfig, resume: Resume) -> None:
         raise UserError(
             f"{out} has no checkpoint to resume from; check --out, or use --resume auto to start."
         )
-    if exists:
+    if exists and run.checkpoints.steps():  # before the first checkpoint there is nothing to be true to
         _check_config(out, config)
     elif run.checkpoints.steps():
         raise UserError(f"{out} has checkpoints but no {CONFIG} to compare with; choose another --out.")
 
 
 def _check_config(out: Path, config: RunConfig) -> None:
+    settings = asdict(config)
     try:
-        before = _flat(yaml.safe_load((out / CONFIG).read_text(encoding="utf-8")))
-    except (yaml.YAMLError, AttributeError, UnicodeDecodeError):
-        raise UserError(f"{out / CONFIG} is not a config; choose another --out.") from None
-    now = _flat(asdict(config))
+        read = yaml.safe_load((out / CONFIG).read_text(encoding="utf-8"))
+        sections = all(
+            isinstance(read[name], dict) for name, value in settings.items() if isinstance(value, dict)
+        )
+    except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError):
+        sections = False
+    if not sections:
+        raise UserError(f"{out / CONFIG} is not a config; choose another --out.")
+    before, now = _flat(read), _flat(settings)
     differing = [
         f"{name} was {before.get(name)}, now {now.get(name)}"
         for name in sorted(before.keys() | now.keys())

@@ -44,8 +44,11 @@ def fit(job: Job, run: Run) -> bool:
     log = Log(run.directory, start, job.steps, job.steps_per_epoch, job.monitor.tensorboard)
     alarms, meter, stop = Alarms(job.monitor), Meter(), False
     with log, StopSignal() as signal, job.batches(start) as batches:
+        if saved:
+            log.say("Finished already." if start == job.steps else f"Going on after step {start:,}.")
         if job.validate and start == 0:
             log.metrics(0, job.validate())
+        meter.restart()
         for batch in batches:
             k = batch.step
             torch.manual_seed(derive(t.seed, k, distributed.rank()))  # of dropout and its like
@@ -82,9 +85,10 @@ def fit(job: Job, run: Run) -> bool:
                 done == job.steps or (job.validate_every and done % job.validate_every == 0)
             ):
                 log.metrics(done, job.validate())
-                meter.read()  # the time of validation is not the steps'
+                meter.restart()  # the time of validation is not the steps'
             if done == job.steps or done % t.checkpoint_every == 0 or stop:
                 run.checkpoints.save(done, *collect(method, optimizer), {"threads": threads})
+                meter.restart()
             if stop:
                 break
     return not stop

@@ -1,7 +1,10 @@
 """kNN accuracy while a run trains."""
 
+import copy
+
 import torch
 
+from momentum2 import distributed
 from momentum2.augment import view_specs
 from momentum2.backbones import Encoder
 from momentum2.config import Config, Network, ViewsConfig
@@ -16,7 +19,7 @@ def online_knn(config: Config) -> Score | None:
     """A function from a method's encoders to `{"knn_top1": percent}` of the first of them, or None.
 
     None if `config` asks for no kNN, or if its evaluation data has no labels. The data is opened here, once.
-    What it is given is left as it was found: modes of the layers, gradients and random state.
+    It scores a copy, on all processes with process 0's statistics: the encoder that a run exports.
     """
     data, monitor = config.eval_data, config.monitor
     if data.name == "none" or monitor.knn_every == 0:
@@ -28,13 +31,14 @@ def online_knn(config: Config) -> Score | None:
     spec = view_specs(ViewsConfig("evaluation"), data.image_size)[0]
 
     def features(encoder: Encoder, dataset: Dataset, device: torch.device) -> Features:
-        precision, batch = config.train.precision, config.train.batch_size
+        precision, batch = config.train.precision, min(config.train.batch_size, 256)
         return extract(
             encoder, dataset, spec, batch_size=batch, device=device, precision=precision, workers=data.workers
         )
 
     def score(encoders: dict[Network, Encoder]) -> dict[str, float]:
-        encoder = next(iter(encoders.values()))
+        encoder = copy.deepcopy(next(iter(encoders.values())))
+        distributed.broadcast_(encoder.buffers())  # local statistics differ; process 0's are exported
         device = next(encoder.parameters()).device
         bank, queries = features(encoder, train, device), features(encoder, test, device)
         assert bank.labels is not None

@@ -45,9 +45,11 @@ class Method(nn.Module, ABC):
         """Loss of one micro-batch; each view is N×3×S×S, normalised."""
 
     def after_step(self, k: int) -> None:
-        """Commit the statistics of every Momentum BN; methods with a teacher update it first."""
-        for norm in momentum_norms(self):
-            norm.commit()
+        """Commit the statistics of every Momentum BN but a teacher's, whose own `update` commits them."""
+        for part in self.children():
+            if not isinstance(part, MomentumTeacher):
+                for norm in momentum_norms(part):
+                    norm.commit()
 
     @abstractmethod
     def encoders(self) -> dict[Network, Encoder]:
@@ -76,8 +78,8 @@ class TeacherMethod(Method):
         self.teacher = MomentumTeacher(self.student, norm, method.history, devices, method.compat)
 
     def after_step(self, k: int) -> None:
-        """ξ ← (1−m)ξ + mθ, then the commit of the statistics."""
-        self.teacher.update(self.student, weight=self.schedule.m(k), statistics=self.schedule.alpha(k))
+        """ξ ← (1−m)ξ + mθ, and the commit of the statistics, with the α that `before_step` set."""
+        self.teacher.update(self.student, weight=self.schedule.m(k))
         super().after_step(k)
 
     def encoders(self) -> dict[Network, Encoder]:

@@ -26,7 +26,7 @@ class Panel:
 
 CURVES = (
     Panel("loss", "loss", "falls, then flattens"),
-    Panel("knn_top1", "kNN top-1, %", "rises; step 0 is the untrained network"),
+    Panel("knn_top1", "kNN top-1, %", "rises; untrained at step 0"),
     Panel("lr", "learning rate", "warm-up, then cosine"),
     Panel("m", "m: student's share in the teacher", "falls to 0"),
     Panel("alpha", "α: batch's share in the statistics", "falls to 0"),

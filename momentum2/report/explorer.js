@@ -36,42 +36,51 @@ function thumb(index, size) {
 const className = (i) => (shown.labels ? shown.classes[shown.labels[i]] : "");
 
 // ---- drawing
-const across = () => canvas.clientWidth - 2 * MARGIN, down = () => canvas.clientHeight - 2 * MARGIN;
+let width = 0, height = 0;  // of the canvas; to ask it for every dot would be slow
+function measure() { width = canvas.clientWidth; height = canvas.clientHeight; }
+const across = () => width - 2 * MARGIN, down = () => height - 2 * MARGIN;
 const toX = (i) => MARGIN + ((shown.x[i] - view.x) * view.zoom + 0.5) * across();
-const toY = (i) => MARGIN + ((0.5 - (shown.y[i] - view.y) * view.zoom)) * down();
-let waiting = false;
-function redraw() {
+const toY = (i) => MARGIN + (0.5 - (shown.y[i] - view.y) * view.zoom) * down();
+// All dots are drawn once into a layer of their own; pointing at one only copies it.
+const layer = document.createElement("canvas");
+let waiting = false, stale = true;
+function redraw(dotsToo) {
+  stale ||= dotsToo;
   if (waiting || !shown) return;
   waiting = true;
   requestAnimationFrame(() => { waiting = false; drawMap(); });
 }
-function drawMap() {
-  const ratio = devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
-  if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(height * ratio);
-  }
-  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-  pen.clearRect(0, 0, width, height);
-  const radius = (shown.x.length > 4000 ? 2 : 3) * Math.sqrt(view.zoom);
-  const groups = shown.classes ? shown.classes.length : 1;
+const dotRadius = () => (shown.x.length > 4000 ? 2 : 3) * Math.sqrt(view.zoom);
+function drawDots(ratio) {
+  layer.width = canvas.width = Math.round(width * ratio);
+  layer.height = canvas.height = Math.round(height * ratio);
+  const dots = layer.getContext("2d"), radius = dotRadius(), groups = shown.members.length;
+  dots.scale(ratio, ratio);
   for (let pass = 0; pass < 2; pass++) {  // what is highlighted comes on top
     for (let label = 0; label < groups; label++) {
       const bright = highlighted < 0 || highlighted === label;
       if (bright !== (pass === 1)) continue;
-      pen.globalAlpha = bright ? 0.8 : 0.12;
-      pen.fillStyle = shown.labels ? classColour(label, groups) : variable("--accent");
-      pen.beginPath();
+      dots.globalAlpha = bright ? 0.8 : 0.12;
+      dots.fillStyle = shown.labels ? classColour(label, groups) : variable("--accent");
+      dots.beginPath();
       for (const i of shown.members[label]) {
         const x = toX(i), y = toY(i);
         if (x < -radius || y < -radius || x > width + radius || y > height + radius) continue;
-        pen.moveTo(x + radius, y);
-        pen.arc(x, y, radius, 0, 7);
+        dots.moveTo(x + radius, y);
+        dots.arc(x, y, radius, 0, 7);
       }
-      pen.fill();
+      dots.fill();
     }
   }
-  pen.globalAlpha = 1;
+}
+function drawMap() {
+  const ratio = devicePixelRatio || 1, radius = dotRadius();
+  if (stale) drawDots(ratio);
+  stale = false;
+  pen.setTransform(1, 0, 0, 1, 0, 0);
+  pen.clearRect(0, 0, canvas.width, canvas.height);
+  if (layer.width && layer.height) pen.drawImage(layer, 0, 0);
+  pen.scale(ratio, ratio);
   if (chosen >= 0) {
     pen.strokeStyle = variable("--soft");
     pen.lineWidth = 1;
@@ -100,23 +109,23 @@ function nearestDot(x, y, reach) {
 function select(i) {
   if (i === selected) return;
   selected = i;
-  redraw();
+  redraw(false);
   tip.hidden = i < 0;
   if (i < 0) return;
   tip.replaceChildren(thumb(i, 128), make("strong", "", className(i)), make("div", "", shown.names[i]));
   if (shown.labels && shown.predicted[i] !== shown.labels[i]) tip.append(make("div", "", "✗ neighbours say " + shown.classes[shown.predicted[i]]));
   const x = toX(i), y = toY(i);
-  tip.style.left = Math.max(4, x + 14 + tip.offsetWidth > canvas.clientWidth ? x - 14 - tip.offsetWidth : x + 14) + "px";
-  tip.style.top = Math.min(Math.max(4, y - tip.offsetHeight / 2), Math.max(4, canvas.clientHeight - tip.offsetHeight - 4)) + "px";
+  tip.style.left = Math.max(4, x + 14 + tip.offsetWidth > width ? x - 14 - tip.offsetWidth : x + 14) + "px";
+  tip.style.top = Math.min(Math.max(4, y - tip.offsetHeight / 2), Math.max(4, height - tip.offsetHeight - 4)) + "px";
 }
 function speak(i) { byId("spoken").textContent = i < 0 ? "" : [className(i), shown.names[i]].filter(Boolean).join(", "); }
 function choose(i) {
   chosen = i;
-  redraw();
+  redraw(false);
   drawGallery();
 }
 function inDirection(dx, dy) {
-  if (selected < 0) return nearestDot(canvas.clientWidth / 2, canvas.clientHeight / 2, Infinity);
+  if (selected < 0) return nearestDot(width / 2, height / 2, Infinity);
   let best = selected, bestCost = Infinity;
   for (let i = 0; i < shown.x.length; i++) {
     const x = toX(i) - toX(selected), y = toY(i) - toY(selected), along = x * dx + y * dy, aside = Math.abs(x * dy) + Math.abs(y * dx);
@@ -141,7 +150,7 @@ function settle() {
   const kept = selected;
   selected = -1;
   select(kept);
-  redraw();
+  redraw(true);
 }
 let dragged = null;
 canvas.addEventListener("pointerdown", (event) => { dragged = { x: event.offsetX, y: event.offsetY, far: false }; });
@@ -190,7 +199,7 @@ function highlight(label) {
   byId("class").value = label < 0 ? "" : String(label);
   document.querySelectorAll("#legend button").forEach((button) => button.setAttribute("aria-pressed", String(Number(button.value) === label)));
   select(-1);
-  redraw();
+  redraw(true);
 }
 byId("class").addEventListener("change", (event) => highlight(event.target.value === "" ? -1 : Number(event.target.value)));
 const MOST_IN_LEGEND = 30;
@@ -241,6 +250,7 @@ runListeners.push((index) => {
   shown = DATA.runs[index].map || null;
   byId("explorer").hidden = !shown;
   if (!shown) return;
+  measure();
   shown.members ||= groupByClass(shown);
   selected = chosen = highlighted = -1;
   tip.hidden = true;
@@ -255,5 +265,5 @@ function groupByClass(map) {
   for (let i = 0; i < map.x.length; i++) members[map.labels ? map.labels[i] : 0].push(i);
   return members;
 }
-themeListeners.push(redraw);
-new ResizeObserver(redraw).observe(canvas);
+themeListeners.push(() => redraw(true));
+new ResizeObserver(() => { measure(); redraw(true); }).observe(canvas);

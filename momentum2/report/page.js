@@ -72,7 +72,7 @@ function draw(id, panels) {
       if (series) traces.push({ type: "scatter", mode: series.value.length < 40 ? "lines+markers" : "lines", x: series[axis], y: series.value,
         name: plain(run.name), legendgroup: String(r), showlegend: several && p === firstPanelOf(run, present), xaxis: "x" + n, yaxis: "y" + n,
         line: { color: runColour(r), width: 1.6 }, marker: { size: 4 }, hoverlabel: { namelength: 24 }, hoverinfo: several ? "x+y+name" : "x+y" });
-      if (id === "health-plot") markAlarms(layout, run, r, axis, n, p === 0);
+      if (id === "health-plot") markAlarms(layout, run, r, axis, n);
     });
   });
   Plotly.react(host, traces, layout, { responsive: true, displaylogo: false, 
@@ -84,21 +84,38 @@ function shownRange(axis) {
   DATA.runs.forEach((run) => Object.values(run.series).forEach((s) => { end = Math.max(end, s[axis][s[axis].length - 1] || 0); }));
   return [end * (1 - Number(byId("range").value)), end * 1.02 || 1];
 }
-const MOST_LINES = 50, MOST_WORDS = 4;
-function markAlarms(layout, run, r, axis, n, inWords) {
-  run.alarms.slice(0, MOST_LINES).forEach((alarm, i) => {
+const MOST_LINES = 50, MOST_WORDS = 8, LEVELS = 4;
+function markAlarms(layout, run, r, axis, n) {
+  for (const alarm of run.alarms.slice(0, MOST_LINES)) {
     layout.shapes.push({ type: "line", xref: "x" + n, yref: "y" + n + " domain", x0: alarm[axis], x1: alarm[axis], y0: 0, y1: 1,
       line: { color: DATA.runs.length > 1 ? runColour(r) : variable("--warn"), width: 1, dash: "dot" } });
-    if (!inWords) return;
-    const words = alarm.text.replace(/^Step \d+: /, "").split(/[:;]/)[0], left = alarm[axis] < shownRange(axis)[1] / 2;
-    layout.annotations.push({ text: "⚠" + (i < MOST_WORDS ? " " + plain(words.length > 38 ? words.slice(0, 37) + "…" : words) : ""), hovertext: plain(alarm.text),
-      captureevents: true, xref: "x" + n, yref: "y" + n + " domain", x: alarm[axis], y: 0.98 - 0.17 * (i % 5), xanchor: left ? "left" : "right", yanchor: "top",
-      showarrow: false, font: { size: 11, color: variable("--warn") } });
-  });
+  }
+}
+function inShort(sentence) {
+  const words = sentence.replace(/^Step \d+: /, "").split(/[:;]/)[0], most = innerWidth < 640 ? 20 : 48;
+  return plain(words.length > most ? words.slice(0, most - 1) + "…" : words);
+}
+function drawAlarms() {
+  const host = byId("alarm-plot"), axis = byId("axis").value, range = shownRange(axis), soft = variable("--soft");
+  const all = DATA.runs.flatMap((run, r) => run.alarms.map((alarm) => ({ alarm, r })));
+  host.hidden = !all.length || typeof Plotly === "undefined";
+  if (host.hidden) return;
+  const trace = {
+    type: "scatter", mode: "markers+text", hoverinfo: "text", cliponaxis: false, x: all.map((a) => a.alarm[axis]), y: all.map((_, i) => -(i % LEVELS)),
+    text: all.map((a, i) => (i < MOST_WORDS ? "  " + inShort(a.alarm.text) + "  " : "")), hovertext: all.map((a) => plain(a.alarm.text)),
+    textposition: all.map((a) => (a.alarm[axis] < (range[0] + range[1]) / 2 ? "middle right" : "middle left")),
+    textfont: { color: variable("--warn"), size: 12 }, marker: { symbol: "triangle-up", size: 9, color: all.map((a) => (DATA.runs.length > 1 ? runColour(a.r) : variable("--warn"))) },
+  };
+  const levels = Math.min(LEVELS, all.length);
+  Plotly.react(host, [trace], { height: 50 + 22 * levels, margin: { l: 48, r: 12, t: 6, b: 30 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { color: variable("--text"), size: 12, family: "system-ui, sans-serif" }, dragmode: false, hoverlabel: { bgcolor: variable("--back"), font: { color: variable("--text") } },
+    xaxis: { range, linecolor: soft, showgrid: false, zeroline: false, fixedrange: true, showline: true }, yaxis: { visible: false, range: [0.6 - levels, 0.6], fixedrange: true } },
+    { responsive: true, displayModeBar: false });
 }
 function drawAll() {
   draw("curves-plot", DATA.curves);
   draw("health-plot", DATA.health);
+  drawAlarms();
   document.querySelectorAll("[data-colour]").forEach((card) => card.style.setProperty("--run", runColour(Number(card.dataset.colour))));
 }
 byId("axis").addEventListener("change", drawAll);

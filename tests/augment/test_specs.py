@@ -37,6 +37,7 @@ def test_supervised_and_evaluation():
     assert view.jitter_p == view.grey_p == view.blur_p == view.solarize_p == 0
     (view,) = view_specs(ViewsConfig("evaluation"), 224)
     assert view.centre == 0.875
+    assert view_specs(ViewsConfig("evaluation"), 32)[0].centre == 1.0
     assert view.flip_p == view.jitter_p == view.grey_p == view.blur_p == view.solarize_p == 0
 
 

@@ -1,48 +1,18 @@
 """Norms, teacher and collectives over 2 and 4 real processes, against one process with the whole batch."""
 
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 from momentum2 import distributed
 
-PROGRAM = Path(__file__).with_name("norms_program.py")
-
-
 SEVERAL = [pytest.param(n, id=f"{n} processes", marks=pytest.mark.slow) for n in (2, 4)]
 
 
 @pytest.fixture(scope="module", params=SEVERAL)
-def results(request, tmp_path_factory):
+def results(request, on_processes):
     """The results of every process, in the order of their ranks."""
-    world, out = request.param, tmp_path_factory.mktemp("results")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    environment = dict(
-        os.environ,
-        PYTHONPATH=str(Path(distributed.__file__).parent.parent),
-        OMP_NUM_THREADS="1",
-        WORLD_SIZE=str(world),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-    )
-    command = [sys.executable, str(PROGRAM), str(out)]
-    processes = [
-        subprocess.Popen(
-            command, env=dict(environment, RANK=str(r), LOCAL_RANK=str(r)), stderr=subprocess.PIPE
-        )
-        for r in range(world)
-    ]
-    errors = [p.communicate(timeout=300)[1].decode() for p in processes]
-    assert [p.returncode for p in processes] == [0] * world, "\n".join(errors)
-    return [torch.load(out / f"{rank}.pt") for rank in range(world)]
+    return on_processes("norms_program.py", request.param)
 
 
 def data(shape, seed):

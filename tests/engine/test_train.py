@@ -103,7 +103,7 @@ def test_what_is_logged(tmp_path: Path):
         return {"knn_top1": 50.0}
 
     config = replace(TINY, monitor=MonitorConfig(log_every=1, knn_every=1, tensorboard=True))
-    pretrain(config, tmp_path, score=score)
+    pretrain(config, tmp_path, make_score=lambda _: score)
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     training = [r for r in records if "loss" in r]
     wanted = "lr m alpha z_std z_rank statistics_drift data_wait images_per_second memory_gb grad_norm"
@@ -121,6 +121,6 @@ def test_supervised_without_labels_is_one_sentence(tmp_path: Path):
     for i in range(8):
         Image.new("RGB", (32, 32), (i, i, i)).save(tmp_path / f"{i}.png")
     data = DataConfig("folder", str(tmp_path), image_size=32)
-    config = replace(TINY, method=MethodConfig("supervised"), data=data)
+    config = replace(TINY, method=MethodConfig("supervised"), views=ViewsConfig("supervised"), data=data)
     with pytest.raises(UserError, match="needs labels"):
         pretrain(config, tmp_path / "run")

@@ -128,5 +128,5 @@ def test_mistakes_are_sentences(run: Path, tmp_path: Path):
 def test_nothing_that_goes_wrong_fails_the_run(tmp_path: Path, run: Path):
     assert write_last_report(tmp_path).startswith("No report: ")
     other = copy(run, tmp_path / "run")
-    (other / "metrics.jsonl").write_text('{"no": "step"}\n')
-    assert write_last_report(other).startswith("No report (KeyError: 'step')")
+    (other / "metrics.jsonl").write_text('{"step": "many", "loss": 1.0}\n')
+    assert write_last_report(other).startswith("No report (ValueError: ")

@@ -31,12 +31,13 @@ def training(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(training: Path) -> Iterator[tuple[str, Path]]:
-    process = subprocess.Popen([sys.executable, "-c", CODE, str(training)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    address = process.stdout.readline().split(" at ")[1].split()[0]
-    yield address, training
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0  # Ctrl-C is how it ends, and no failure
+    command = [sys.executable, "-c", CODE, str(training)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split(" at ")[1].split()[0]
+        yield address, training
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0  # Ctrl-C is how it ends, and no failure
 
 
 def get(address: str, **headers: str) -> tuple[int, str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from momentum2.data.images import BadImage, Encoded
 from momentum2.data.sampler import seeded_subset
 from momentum2.errors import UserError
-from momentum2.evaluate.detection.targets import Target, decode_masks
+from momentum2.evaluate.detection.targets import Segmentation, Target, decode_masks
 
 log = logging.getLogger("momentum2")
 
@@ -139,24 +139,27 @@ def _usable(
     found: dict[int, list[Entry]] = {}
     empty = 0
     for entry in entries:
-        found[entry["id"]] = []
+        objects = found[entry["id"]] = []
         for annotation in annotations.get(entry["id"], []):
             if annotation["category_id"] not in label_of:
                 raise UserError(f"{source} uses category {annotation['category_id']} without listing it.")
             if annotation.get("iscrowd"):
                 continue
             x, y, w, h = annotation["bbox"]
-            (x1, x2), (y1, y2) = (
-                np.clip((x, x + w), 0, entry["width"]),
-                np.clip((y, y + h), 0, entry["height"]),
-            )
-            if x2 <= x1 or y2 <= y1:
+            box = (max(x, 0), max(y, 0), min(x + w, entry["width"]), min(y + h, entry["height"]))
+            mask = _mask(annotation)
+            if box[2] <= box[0] or box[3] <= box[1] or mask == []:
                 empty += 1
                 continue
-            label, segmentation = label_of[annotation["category_id"]], annotation.get("segmentation")
-            found[entry["id"]].append({"box": (x1, y1, x2, y2), "label": label, "segmentation": segmentation})
-    _tell(source, empty, "objects whose box is empty")
+            objects.append({"box": box, "label": label_of[annotation["category_id"]], "segmentation": mask})
+    _tell(source, empty, "objects whose box or outline is empty")
     return found
+
+
+def _mask(annotation: Entry) -> Segmentation | None:
+    """The mask of an object; None where it has none, an empty list where no polygon has three corners."""
+    given: Segmentation | None = annotation.get("segmentation") or None
+    return [polygon for polygon in given if len(polygon) >= 6] if isinstance(given, list) else given
 
 
 def _tell(source: Path, count: int, what: str) -> None:

@@ -112,7 +112,12 @@ def open_data(config: DetectionDataConfig, training: bool, seed: int) -> Detecti
     if not root.is_dir():
         raise UserError(f"There is no folder {root}; check --data.root.")
     prefix, folder = ("instances", split) if config.name == "coco" else ("lvis", _coco_folder(split))
-    return CocoData(root / "annotations" / f"{prefix}_{split}.json", root / folder, count, seed, training)
+    data = CocoData(root / "annotations" / f"{prefix}_{split}.json", root / folder, count, seed, training)
+    if config.name == "lvis" and not all("frequency" in c for c in data.ground_truth()["categories"]):
+        raise UserError(
+            f"{data.source} does not say how frequent its classes are; use --data.name coco for it."
+        )
+    return data
 
 
 def _coco_folder(split: str) -> str:

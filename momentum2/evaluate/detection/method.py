@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from momentum2.backbones import Encoder
 from momentum2.config import Network
+from momentum2.evaluate.detection.models import Pyramid
 from momentum2.evaluate.detection.targets import Detections, Target
 from momentum2.methods import Method
 from momentum2.methods.method import Output
@@ -29,7 +30,7 @@ class Detector(Method):
 
     def forward(self, images: list[Tensor], targets: list[Target]) -> Output:  # type: ignore[override]
         """Sum of the detector's losses; images are (3, h, w) in [0, 1]."""
-        shifted = [{**target, "labels": target["labels"] + self.first_label} for target in targets]
+        shifted: list[Target] = [{**t, "labels": t["labels"] + self.first_label} for t in targets]
         losses: dict[str, Tensor] = self._run(images, shifted)
         metrics = {name.removeprefix("loss_"): loss.detach() for name, loss in losses.items()}
         return Output(torch.stack(list(losses.values())).sum(), None, metrics)
@@ -44,10 +45,10 @@ class Detector(Method):
             result["masks"] = found["masks"][:, 0] > 0.5  # the probability of each pixel
         return result
 
-    def _run(self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None) -> Any:
+    def _run(self, images: list[Tensor], targets: list[Target] | None = None) -> Any:
         """The model, only its backbone in bf16 under autocast: a box in bf16 is off by pixels."""
         kind = images[0].device.type
-        self.model.get_submodule("backbone").bf16 = torch.is_autocast_enabled(kind)
+        cast(Pyramid, self.model.get_submodule("backbone")).bf16 = torch.is_autocast_enabled(kind)
         with torch.autocast(kind, enabled=False):
             return self.model(images, targets)
 

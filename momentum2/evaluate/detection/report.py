@@ -21,7 +21,7 @@ _NAMES = {"bbox": "boxes", "segm": "masks"}
 
 
 class Evaluation:
-    """Evaluates one detector on one test set, once for each state of its weights."""
+    """Evaluates one detector on one test set."""
 
     def __init__(self, detector: Detector, data: DetectionData, device: torch.device, style: Style) -> None:
         self.detector, self.data, self.device, self.style = detector, data, device, style
@@ -43,10 +43,11 @@ class Evaluation:
 
     def write(self, out: Path) -> None:
         """`results.json`, `detections.json` (COCO's format), `predictions.png` and a table on the terminal."""
-        scores = self.run()
+        if not self.scores:  # the loop has evaluated the last step already, if it evaluates at all
+            self.run()
         if not distributed.is_main():
             return
-        results = {"images": len(self.data.image_ids), "style": self.style, **scores}
+        results = {"images": len(self.data.image_ids), "style": self.style, **self.scores}
         (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         (out / "detections.json").write_text(json.dumps(self.detections), encoding="utf-8")
         with evaluating(self.detector):

@@ -98,10 +98,11 @@ def test_crowds_are_not_learned_but_stay_in_the_ground_truth(tmp_path: Path) -> 
 
 def test_boxes_are_clipped_and_empty_ones_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     boxes = [[-2, 1, 5, 4], [3, 3, 0, 2], [12, 1, 3, 3], [8, 6, 9, 9]]
+    line = object_(3, 5, [2, 1, 4, 4], segmentation=[[2, 1, 6, 5]])
     with caplog.at_level(logging.WARNING):
-        data = load(tmp_path, annotations=[object_(3, 5, box) for box in boxes])
+        data = load(tmp_path, annotations=[line, *(object_(3, 5, box, segmentation=[]) for box in boxes)])
     assert data.target(0, masks=False)["boxes"].tolist() == [[0, 1, 3, 5], [8, 6, 10, 8]]
-    assert "2 objects whose box is empty" in caplog.text
+    assert "3 objects whose box or outline is empty" in caplog.text
 
 
 def test_images_without_objects(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -169,11 +170,16 @@ def test_a_seeded_subset(tmp_path: Path) -> None:
 
 
 def test_lvis_finds_its_images_in_cocos_folders(tmp_path: Path) -> None:
-    old = content(images=[{"id": 3, "file_name": "COCO_val2014_000000000003.jpg", "height": 8, "width": 10}])
+    classes = [{"id": 5, "name": "ant", "frequency": "r"}, {"id": 90, "name": "bird", "frequency": "f"}]
+    old = content(
+        categories=classes,
+        images=[{"id": 3, "file_name": "COCO_val2014_000000000003.jpg", "height": 8, "width": 10}],
+    )
     new = content(
+        categories=classes,
         images=[
             {"id": 3, "coco_url": "http://images.cocodataset.org/val2017/3.png", "height": 8, "width": 10}
-        ]
+        ],
     )
     write(tmp_path, old, "lvis_v0.5_train.json", "train2017")
     write(tmp_path, new, "lvis_v1_train.json", "val2017")
@@ -182,6 +188,14 @@ def test_lvis_finds_its_images_in_cocos_folders(tmp_path: Path) -> None:
     assert open_data(config, training=True, seed=0).image(0).float().mean() == pytest.approx(9, abs=1)
     config = DetectionDataConfig(name="lvis", root=str(tmp_path), split="v1_train")
     assert open_data(config, training=True, seed=0).image(0).float().mean() == 3
+
+
+def test_lvis_needs_to_know_how_frequent_classes_are(tmp_path: Path) -> None:
+    write(tmp_path, content(), "lvis_v1_train.json", "train2017")
+    with pytest.raises(UserError, match="how frequent its classes are"):
+        open_data(
+            DetectionDataConfig(name="lvis", root=str(tmp_path), split="v1_train"), training=True, seed=0
+        )
 
 
 def test_where_the_data_are_not(tmp_path: Path) -> None:

@@ -1,0 +1,104 @@
+"""What every process of tests/distributed/test_methods.py runs: `python methods_program.py RESULTS_DIRECTORY`.
+
+It finds the other processes by torchrun's environment and saves what it computed; the test judges.
+"""
+
+import sys
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from momentum2 import distributed
+from momentum2.backbones import Encoder, build
+from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, MonitorConfig, TrainConfig
+from momentum2.evaluate.online import online_knn
+from momentum2.methods import MoCo
+from momentum2.methods.simclr import nt_xent
+from momentum2.norms import momentum_norms
+from momentum2.schedules import Schedule
+
+STEPS, MICRO_BATCHES = 3, 2
+
+
+def data(shape: tuple[int, ...], seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def part(x: Tensor) -> Tensor:
+    """This process's samples of the global batch."""
+    return x.chunk(distributed.world_size())[distributed.rank()]
+
+
+def contrast() -> dict[str, Tensor]:
+    """NT-Xent of a linear map of both views; its gradient as the mean over the processes."""
+    weight = nn.Parameter(data((6, 5), 0))
+    z1, z2 = (F.normalize(part(data((8, 6), seed)) @ weight, dim=1) for seed in (1, 2))
+    loss = nt_xent(z1, z2, 0.5)
+    loss.backward()
+    mean = [loss.detach().clone(), weight.grad]
+    distributed.all_reduce_mean_(mean)
+    return {"own_loss": loss.detach(), "loss": mean[0], "gradient": mean[1]}
+
+
+def queue() -> dict[str, Tensor]:
+    """MoCo's queue after some steps of 8 images, and the keys of those images by the encoder alone."""
+    config = Config(MethodConfig("moco", queue_size=10), ModelConfig(projector_hidden=16, projector_out=8))
+    torch.manual_seed(0)
+    schedule = Schedule(K=STEPS, lr_base=0.1, m_base=0.5, alpha_fixed=0.0)
+    method = MoCo(config, schedule, build("resnet18", "small", 0.125), devices=1, classes=0).train()
+    # With alpha = 0 and a history that stays, a key depends on its own image alone.
+    for norm in momentum_norms(method):
+        norm.num_batches_tracked.fill_(1)
+    images = [data((8, 3, 16, 16), step) for step in range(STEPS)]
+    with torch.no_grad():
+        keys = [F.normalize(method.teacher.eval()(x), dim=1) for x in images]
+    method.train()
+    start = method.queue.clone()
+    for k in range(STEPS):
+        method.before_step(k)
+        for micro in part(images[k]).chunk(MICRO_BATCHES):
+            method([-micro, micro], None)
+        method.after_step(k)
+    return {"start": start, "keys": torch.cat(keys), "queue": method.queue, "pointer": method.pointer}
+
+
+def encoder() -> Encoder:
+    """The same weights on every process, and statistics of its own."""
+    torch.manual_seed(0)
+    network = build("resnet18", "small", 0.125)
+    for i, norm in enumerate(m for m in network.modules() if isinstance(m, nn.BatchNorm2d)):
+        seed = 100 * distributed.rank() + i
+        norm.running_mean.copy_(data(norm.running_mean.shape, seed))
+        norm.running_var.copy_(data(norm.running_var.shape, seed).exp())
+    return network.train()
+
+
+def knn(network: Encoder) -> dict[str, Any]:
+    """The score, and whether the encoder is as it was."""
+    score = online_knn(
+        Config(
+            eval_data=DataConfig("shapes", test_split="2%", image_size=16, train_size=100, cache="off"),
+            monitor=MonitorConfig(knn_every=1),
+            train=TrainConfig(precision="fp32", batch_size=40),
+        )
+    )
+    assert score is not None
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    value = score({"student": network})["knn_top1"]
+    kept = all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
+    return {"value": value, "kept": kept and all(m.training for m in network.modules())}
+
+
+def main() -> None:
+    distributed.setup(torch.device("cpu"))
+    rank, network = distributed.rank(), encoder()
+    results = {"contrast": contrast(), "queue": queue(), "knn": knn(network)}
+    distributed.teardown()
+    results["knn alone"] = knn(network)
+    torch.save(results, f"{sys.argv[1]}/{rank}.pt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Methods and their online score on two real processes, against one process with the whole batch."""
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def results(on_processes):
+    return on_processes("methods_program.py", 2)
+
+
+def data(shape, seed):
+    """The program's data, drawn again."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_contrast_is_over_the_images_of_all_processes(results):
+    weight = data((6, 5), 0).double().requires_grad_()
+    z = torch.cat([data((8, 6), 1), data((8, 6), 2)]).double() @ weight
+    z = z / z.norm(dim=1, keepdim=True)
+    terms = []
+    for i in range(16):
+        others = torch.stack([z[i] @ z[j] for j in range(16) if j != i]) / 0.5
+        terms.append(others.logsumexp(0) - z[i] @ z[(i + 8) % 16] / 0.5)
+    loss = torch.stack(terms).mean()
+    loss.backward()
+    assert results[0]["contrast"]["own_loss"] != results[1]["contrast"]["own_loss"]
+    for result in results:
+        torch.testing.assert_close(result["contrast"]["loss"].double(), loss.detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(result["contrast"]["gradient"].double(), weight.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_the_queue_takes_the_keys_in_the_order_of_the_global_batch(results):
+    """3 steps of 8 keys go round a queue of 10 twice; the processes had 2 micro-batches of 2 each."""
+    first, second = (r["queue"] for r in results)
+    expected = first["start"].clone()
+    for i, key in enumerate(first["keys"]):
+        expected[i % 10] = key
+    assert torch.equal(first["start"], second["start"])
+    assert torch.equal(first["queue"], second["queue"])
+    torch.testing.assert_close(first["queue"], expected)
+    assert first["pointer"] == second["pointer"] == 24 % 10
+    assert torch.cdist(expected, expected).fill_diagonal_(1).min() > 1e-3  # no two keys are alike
+
+
+def test_online_knn_scores_the_encoder_of_the_first_process(results):
+    alone = [r["knn alone"]["value"] for r in results]
+    assert alone[0] != alone[1]  # the statistics matter
+    assert [r["knn"]["value"] for r in results] == [alone[0], alone[0]]
+    assert all(r["knn"]["kept"] for r in results)
