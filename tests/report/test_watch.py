@@ -17,7 +17,15 @@ import pytest
 from momentum2.errors import UserError
 from momentum2.report import watch
 
-CODE = "import sys; from pathlib import Path; from momentum2.report import watch; watch(Path(sys.argv[1]), 0)"
+# Where the tests run in the background, SIGINT is ignored, and children inherit that.
+CODE = """
+import signal, sys
+from pathlib import Path
+from momentum2.report import watch
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+watch(Path(sys.argv[1]), 0)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +43,12 @@ def server(training: Path) -> Iterator[tuple[str, Path]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = process.stdout.readline().split(" at ")[1].split()[0]
-        yield address, training
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0  # Ctrl-C is how it ends, and no failure
+        try:
+            yield address, training
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0  # Ctrl-C is how it ends, and no failure
+        finally:
+            process.kill()
 
 
 def get(address: str, **headers: str) -> tuple[int, str]:
