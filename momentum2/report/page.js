@@ -120,7 +120,6 @@ function drawAll() {
 }
 byId("axis").addEventListener("change", drawAll);
 byId("range").addEventListener("change", drawAll);
-themeListeners.push(drawAll);
 let drawnColumns = columns();
 addEventListener("resize", () => { if (columns() !== drawnColumns) { drawnColumns = columns(); drawAll(); } });
 

@@ -125,7 +125,7 @@ def render(
     several = len(runs) > 1
     plotly = _plotly()
     own = "\n".join(_asset(name) for name in ("page.js", "explorer.js", "start.js"))
-    scripts = [script for script in (plotly, own) if script]
+    scripts = [script for script in (own, plotly) if script]
     options = "".join(f'<option value="{i}">{escape(run.name)}</option>' for i, run in enumerate(runs))
     settings = [_of_run(i, details.settings_part(run)) for i, run in enumerate(runs)]
     data = curves_data(runs) | {"curves": [*map(asdict, CURVES)], "health": [*map(asdict, HEALTH)]}
