@@ -27,6 +27,7 @@ TINY = {
 SHORTER = {
     "momentum2 pretrain ": TINY,
     "momentum2 plan ": {"--model.width": 0.125},
+    "momentum2 evaluate linear ": {"--floors": "false"},
     "momentum2 detect ": {
         "--train.steps": 2,
         "--train.batch_size": 4,
