@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from momentum2.arguments import config_from_file
-from momentum2.augment import ViewSpec
+from momentum2.augment import ViewSpec, view_specs
 from momentum2.backbones import Encoder
-from momentum2.config import DataConfig, Network, Precision, Stem
+from momentum2.config import DataConfig, Network, Precision, Stem, ViewsConfig
 from momentum2.data import Dataset, open_dataset
 from momentum2.engine.device import choose_device
 from momentum2.engine.encoder import EncoderCard, load_encoder, read_card
@@ -90,7 +90,8 @@ class Subject:
     @property
     def spec(self) -> ViewSpec:
         """The view that is shown in evaluation: the centre, at the data's image size."""
-        return replace(self.card.view, size=self.options.data.image_size)
+        (shown,) = view_specs(ViewsConfig("evaluation"), self.options.data.image_size)
+        return replace(shown, mean=self.card.mean, std=self.card.std)
 
     @property
     def data_name(self) -> str:

@@ -16,7 +16,7 @@ import momentum2
 from momentum2 import backbones
 from momentum2._torchvision import torchvision
 from momentum2.augment import render
-from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, TrainConfig
+from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, TrainConfig, ViewsConfig
 from momentum2.data import iterate, open_dataset
 from momentum2.engine.checkpoint import collect
 from momentum2.engine.encoder import ENCODER, EncoderCard, load_encoder, read_card, save_encoder
@@ -35,6 +35,7 @@ def config_of(method: str) -> Config:
         method=MethodConfig(name=method, queue_size=16),
         model=ModelConfig("resnet18", "small", 0.125, projector_hidden=8, projector_out=4),
         data=DataConfig("shapes", image_size=32),
+        views=ViewsConfig("supervised" if method == "supervised" else "byol"),
         train=TrainConfig(steps=9, batch_size=4),
     )
 

@@ -59,7 +59,7 @@ def test_every_method_runs_and_leaves_an_encoder(method: MethodConfig, tmp_path:
     views = ViewsConfig("supervised" if method.name == "supervised" else "byol")
     train = replace(TINY.train, steps=2, virtual_devices=2)
     assert pretrain(replace(TINY, method=method, views=views, train=train), tmp_path)
-    logged = read_metrics(tmp_path / "metrics.jsonl")
+    logged = [r for r in read_metrics(tmp_path / "metrics.jsonl") if "alarm" not in r]  # of a busy machine
     assert [record["step"] for record in logged] == [1, 2]
     assert all(torch.isfinite(torch.tensor(record["loss"])) for record in logged)
     encoder = load_file(tmp_path / "encoder.safetensors")
@@ -82,7 +82,10 @@ def test_accumulation_is_one_step(tmp_path: Path):
         elif "teacher" in name or ("running" not in name and "num_batches" not in name):
             # The student's running statistics are those of its first device at each forward: 1 or 4 a step.
             torch.testing.assert_close(four[name], value, rtol=1e-3, atol=1e-4, msg=name)
-    losses = [[r["loss"] for r in read_metrics(tmp_path / n / "metrics.jsonl")] for n in ("once", "four")]
+    losses = [
+        [r["loss"] for r in read_metrics(tmp_path / n / "metrics.jsonl") if "loss" in r]
+        for n in ("once", "four")
+    ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
