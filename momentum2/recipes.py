@@ -56,7 +56,7 @@ def quickstart() -> Recipe:
         ),
         summary="Momentum² Teacher on the embedded shapes: minutes on a laptop",
         command="momentum2 pretrain quickstart --out runs/quickstart",
-        expect="",
+        expect="measured: kNN 42 % (untrained 20 %), seed 0, 4 minutes on 2 CPU cores",
     )
 
 
@@ -90,7 +90,7 @@ def cifar10_cpu() -> Recipe:
         ),
         summary="The quickstart's small network on CIFAR-10 as image files: for two CPU cores",
         command="momentum2 pretrain cifar10-cpu --data.root CIFAR --eval_data.root CIFAR --out runs/cifar10-cpu",
-        expect="",
+        expect="measured: kNN 34 % after 2 of its 4 epochs (untrained 26 %), seed 0, 2 CPU cores",
     )
 
 
