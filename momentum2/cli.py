@@ -250,6 +250,13 @@ def export(arguments: list[str]) -> int:
     return 0
 
 
+def reproduce(arguments: list[str]) -> int:
+    """Run a table of the paper."""
+    from momentum2.reproduce.command import reproduce as run
+
+    return run(arguments)
+
+
 def report(arguments: list[str]) -> int:
     """Write the HTML page."""
     from momentum2.report.learned import ReportOptions
@@ -292,6 +299,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "embed": (embed, "features of images, with their names, as a file"),
     "report": (report, "one HTML page about a run, or several side by side"),
     "watch": (watch, "that page, live, while a run trains"),
+    "reproduce": (reproduce, "a table of the paper, run here, beside the paper's numbers"),
     "export": (export, "weights for torchvision, timm, detectron2, ONNX or Hugging Face"),
 }
 

@@ -1,11 +1,13 @@
 """What a run will need: memory from its shapes, time from a few steps. Trains nothing that is kept."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from momentum2.augment import draw, render, view_specs
 from momentum2.config import Config
@@ -88,26 +90,37 @@ def step_seconds(config: Config, plan: Plan, classes: int, steps: int = 4) -> fl
     device = choose_device(config.train.device)
     keep_large_blocks()
     torch.set_num_threads(config.train.threads or cpu_threads())
+    step = make_step(config, plan, classes, device)
+    seconds = []
+    for k in range(steps):
+        start = time.perf_counter()
+        step(k)
+        seconds.append(time.perf_counter() - start)
+    return median(seconds[1:])
+
+
+def make_step(config: Config, plan: Plan, classes: int, device: torch.device) -> Callable[[int], None]:
+    """A function that takes optimizer step k on random images, augmentation included, and waits for its end."""
     method = build_method(config, plan, classes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = build_optimizer(method.train().named_parameters(), config.optim, lr=0.0)
+    model = DistributedDataParallel(method, broadcast_buffers=False) if plan.world > 1 else method
     specs = view_specs(config.views, config.data.image_size)
     n, side = plan.micro_batch, config.data.image_size
     images = torch.randint(0, 256, (n, 3, side, side), dtype=torch.uint8, device=device)
     labels = torch.zeros(n, dtype=torch.long, device=device)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=use_bf16(config.train.precision, device))
-    seconds = []
-    for k in range(steps):
-        start = time.perf_counter()
+
+    def step(k: int) -> None:
         method.before_step(k)
         for _ in range(config.train.accumulate):
             draws = [draw(spec, config.train.seed, k, v, n) for v, spec in enumerate(specs)]
             with autocast:
-                loss = method(render(images, draws, specs, channels_last=True), labels).loss
+                loss = model(render(images, draws, specs, channels_last=True), labels).loss
             loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         method.after_step(k)
         if device.type == "cuda":
             torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return median(seconds[1:])
+
+    return step

@@ -1,0 +1,191 @@
+"""What the runs of a table came to: read from their directories, written as JSON, Markdown and a plot."""
+
+import json
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+import torch
+
+from momentum2 import __version__
+from momentum2.engine.logging import read_metrics
+from momentum2.evaluate.results import RANDOM, RESULTS, read_results
+from momentum2.reproduce.rows import Row, Table
+
+_DIGITS = {"seconds": 3}
+_NAMES = {"top-1": "top-1 %", "kNN": "kNN %", "seconds": "s/iter"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One row with one seed.
+
+    Args:
+        numbers: By column.
+        floors: top-1 of random initialisation and of raw pixels, if they were measured with it.
+        source: The results.json that the headline is from.
+    """
+
+    numbers: dict[str, float]
+    floors: dict[str, float]
+    source: Path
+
+
+def read_outcome(row: Row, out: Path, seed: int) -> Outcome | None:
+    """The numbers of a row with a seed, or None if it is not finished."""
+    run = row.pretraining.run(out, seed)
+    if row.evaluation.detects:
+        return _detector(row.detector(out, seed) / RESULTS)
+    network = [RANDOM] if row.evaluation.scratch else ["teacher", "student"]
+    for entry in read_results(run / RESULTS).values():
+        if entry["evaluation"] == row.evaluation.result and entry["network"] in network:
+            numbers = {"top-1": float(entry["accuracy"]["top1"]), **_watched(run)}
+            return Outcome(numbers, entry["floors"], run / RESULTS)
+    return None
+
+
+def _detector(path: Path) -> Outcome | None:
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    kinds = {"bbox": "box AP", "segm": "mask AP"}
+    numbers = {name: 100 * float(found[kind]["AP"]) for kind, name in kinds.items() if kind in found}
+    return Outcome(numbers, {}, path)
+
+
+def _watched(run: Path) -> dict[str, float]:
+    """What training itself measured: the last kNN accuracy and the median time of a step."""
+    records = read_metrics(run / "metrics.jsonl")
+    knn = [float(r["knn_top1"]) for r in records if "knn_top1" in r]
+    times = [float(r["step_time"]) for r in records if "step_time" in r]
+    numbers = {"kNN": knn[-1]} if knn else {}
+    return numbers | ({"seconds": median(times)} if times else {})
+
+
+def collect(
+    table: Table, out: Path, seeds: tuple[int, ...], commands: dict[tuple[str, int], list[str]]
+) -> dict[str, Any]:
+    """All that is known so far, as it is written to TABLE.json.
+
+    Args:
+        table: The table.
+        out: Where its runs are.
+        seeds: The seeds to look for.
+        commands: The commands of a row's key and seed, as text.
+    """
+    seconds = read_seconds(out)
+    rows: list[dict[str, Any]] = []
+    floors: dict[str, float] = {}
+    for row in table.rows:
+        outcomes = {seed: found for seed in seeds if (found := read_outcome(row, out, seed))}
+        for found in outcomes.values():
+            floors |= found.floors
+        columns = {
+            name: [o.numbers[name] for o in outcomes.values() if name in o.numbers] for name in table.columns
+        }
+        timed = seconds.get(row.pretraining.name)
+        if timed is not None and "seconds" in table.columns:
+            columns["seconds"] = [timed]
+        rows.append(
+            {
+                "row": row.key,
+                "label": row.label,
+                "paper": dict(row.paper),
+                "mean": {name: mean(values) for name, values in columns.items() if values},
+                "std": {name: stdev(values) for name, values in columns.items() if len(values) > 1},
+                "seeds": [
+                    {
+                        "seed": seed,
+                        "numbers": found.numbers,
+                        "results": str(found.source.relative_to(out)),
+                        "commands": commands[row.key, seed],
+                    }
+                    for seed, found in outcomes.items()
+                ],
+            }
+        )
+    return {
+        "table": table.name,
+        "scale": table.scale,
+        "title": table.title,
+        "question": table.question,
+        "columns": list(table.columns),
+        "rows": rows,
+        "floors": floors,
+        "environment": {
+            "momentum2": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+        },
+    }
+
+
+def read_seconds(out: Path) -> dict[str, float]:
+    """Seconds per iteration by the name of the pretraining, where `timing` has measured them."""
+    path = out / "seconds.json"
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The table for people: our mean ± standard deviation over seeds, the paper's number beside it."""
+    published = [c for c in found["columns"] if any(c in row["paper"] for row in found["rows"])]
+    measured = [c for c in found["columns"] if any(c in row["mean"] for row in found["rows"])]
+    head = [
+        "",
+        *(_NAMES.get(c, c) for c in measured),
+        "seeds",
+        *(f"paper {_NAMES.get(c, c)}" for c in published),
+    ]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)]]
+    for row in found["rows"]:
+        cells = [_cell(c, row["mean"].get(c), row["std"].get(c)) for c in measured]
+        theirs = [_cell(c, row["paper"].get(c), None) for c in published]
+        lines.append([row["label"], *cells, str(len(row["seeds"])), *theirs])
+    for name, top1 in found["floors"].items():
+        lines.append([f"*{name}*", _cell("top-1", top1, None), *[""] * (len(head) - 2)])
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"## {found['title']}\n\n{found['question']} Scale: {found['scale']}.\n\n{text}\n"
+
+
+def _cell(column: str, value: float | None, spread: float | None) -> str:
+    if value is None:
+        return "–"
+    digits = _DIGITS.get(column, 2)
+    return f"{value:.{digits}f}" + (f" ± {spread:.{digits}f}" if spread is not None else "")
+
+
+def plot(found: dict[str, Any], path: Path) -> bool:
+    """A picture of the headline column, ours beside the paper's; False without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        return False
+    column, rows = found["columns"][0], [r for r in found["rows"] if r["mean"]]
+    rows.reverse()  # the first row is on top
+    figure = Figure(figsize=(9, 1.4 + 0.42 * len(rows)), layout="constrained")
+    ours, theirs = figure.subplots(1, 2, sharey=True)
+    places = range(len(rows))
+    ours.errorbar(
+        [r["mean"][column] for r in rows],
+        places,
+        xerr=[r["std"].get(column, 0.0) for r in rows],
+        fmt="o",
+        capsize=4,
+        color="#0b6e99",
+    )
+    for r, y in zip(rows, places, strict=True):
+        ours.plot([s["numbers"][column] for s in r["seeds"]], [y] * len(r["seeds"]), "|", color="#0b6e99")
+        if column in r["paper"]:
+            theirs.plot([r["paper"][column]], [y], "D", color="#b5560f")
+    ours.set_yticks(list(places), [r["label"] for r in rows])
+    ours.set(title=f"here ({found['scale']})", xlabel=f"{_NAMES.get(column, column)}, mean ± std over seeds")
+    theirs.set(title="paper", xlabel=_NAMES.get(column, column))
+    for axes in (ours, theirs):
+        axes.grid(axis="x", alpha=0.3)
+        axes.margins(y=0.08)
+    figure.suptitle(found["title"])
+    figure.savefig(path, dpi=120)
+    return True

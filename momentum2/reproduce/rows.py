@@ -1,0 +1,122 @@
+"""What a table of the paper is made of: rows, each with its commands and the paper's numbers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Scale = Literal["smoke", "cifar", "paper"]
+Flags = Mapping[str, object]  # overrides, by the names of the config's fields
+Numbers = Mapping[str, float]  # by column: {"top-1": 88.18, "seconds": 0.25}
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """A run of `momentum2 pretrain`. Rows whose changes are the same share it, whatever their table.
+
+    Args:
+        recipe: The recipe it starts from.
+        common: Overrides that all rows of the scale have.
+        changes: Overrides that make this run what it is.
+    """
+
+    recipe: str
+    common: Flags = field(default_factory=dict)
+    changes: Flags = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What distinguishes it, such as `cifar10-cpu student_norm=synced teacher_norm=momentum`."""
+        return " ".join([self.recipe, *(f"{k.split('.')[-1]}={_word(v)}" for k, v in self.changes.items())])
+
+    def run(self, out: Path, seed: int) -> Path:
+        """Its run directory."""
+        return out / "runs" / self.name.replace(" ", ",") / f"seed-{seed}"
+
+    def command(self, out: Path, seed: int, root: str | None) -> list[str]:
+        """The words after `momentum2`; `root` is where the images are."""
+        flags = {**self.common, **self.changes, "train.seed": seed}
+        if root is not None:
+            flags |= {"data.root": root, "eval_data.root": root}
+        words = [word for name, value in flags.items() for word in (f"--{name}", _word(value))]
+        return ["pretrain", self.recipe, *words, "--out", str(self.run(out, seed))]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is done with a pretrained encoder.
+
+    Args:
+        verb: The command: `evaluate linear`, `evaluate semi` or `detect`.
+        options: What follows RUN.
+        result: Its name in results.json.
+        scratch: The network starts from random initialisation instead.
+    """
+
+    verb: str
+    options: tuple[str, ...]
+    result: str
+    scratch: bool = False
+
+    @property
+    def detects(self) -> bool:
+        return self.verb == "detect"
+
+    def command(self, run: Path, out: Path, seed: int, floors: bool, root: str | None) -> list[str]:
+        """The words after `momentum2`; `out` is the run directory of a detector, `root` the place of its images."""
+        words = [*self.verb.split(), str(run), *self.options]
+        if self.detects:
+            words += ["--data.root", root] if root else []
+            words += ["--init", "random"] if self.scratch else []
+            return [*words, "--train.seed", str(seed), "--out", str(out)]
+        words += ["--floors", "false"] if self.verb == "evaluate linear" and not floors else []
+        words += ["--weights", "random"] if self.scratch else []
+        return [*words, "--seed", str(seed)]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table.
+
+    Args:
+        key: Its short name, for `--rows`.
+        label: What it is, as the table says it.
+        pretraining: How the encoder is made (for one from scratch: whose architecture it has).
+        evaluation: How it is measured.
+        paper: The paper's numbers, where this row has any.
+    """
+
+    key: str
+    label: str
+    pretraining: Pretraining
+    evaluation: Evaluation
+    paper: Numbers = field(default_factory=dict)
+
+    def detector(self, out: Path, seed: int) -> Path:
+        """The run directory of a row that fine-tunes a detector."""
+        return out / "detectors" / self.key / f"seed-{seed}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of the paper at one scale.
+
+    Args:
+        name: What `momentum2 reproduce` calls it.
+        scale: Its scale.
+        title: Its headline.
+        question: What it is to answer.
+        rows: Its lines.
+        columns: The columns of numbers, the headline first.
+    """
+
+    name: str
+    scale: Scale
+    title: str
+    question: str
+    rows: tuple[Row, ...]
+    columns: tuple[str, ...] = ("top-1", "kNN", "seconds")
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

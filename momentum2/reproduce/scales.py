@@ -1,0 +1,123 @@
+"""What every row of a scale starts from: `smoke` (seconds), `cifar` (two CPU cores) or `paper` (a cluster)."""
+
+from dataclasses import dataclass
+
+from momentum2.recipes import find
+from momentum2.reproduce.rows import Evaluation, Flags, Pretraining, Scale
+
+
+@dataclass(frozen=True)
+class Base:
+    """The common part of a table's rows.
+
+    Args:
+        scale: Its name.
+        recipe: The recipe.
+        flags: What is changed in it.
+        batch: Images per step.
+        samples: Images per (virtual) device.
+        epochs: Length.
+    """
+
+    scale: Scale
+    recipe: str
+    flags: Flags
+    batch: int
+    samples: int
+    epochs: int
+
+    @property
+    def small(self) -> bool:
+        """Whether it is meant for a CPU."""
+        return self.scale != "paper"
+
+    def pretraining(self, changes: Flags) -> Pretraining:
+        """A run with some changes; those that change nothing are left out."""
+        sections = find(self.recipe).config
+        size = {**size_flags(self.batch, self.samples), "train.epochs": self.epochs}
+        common = {**self.flags, **(size if self.small else {})}
+
+        def differs(name: str, value: object) -> bool:
+            section, field = name.split(".")
+            return bool(value != common.get(name, getattr(getattr(sections, section), field)))
+
+        return Pretraining(self.recipe, common, {n: v for n, v in changes.items() if differs(n, v)})
+
+
+def size_flags(batch: int, samples: int) -> Flags:
+    """The flags for a batch of devices with so many samples each."""
+    return {"train.batch_size": batch, "train.virtual_devices": batch // samples}
+
+
+#: One network and one set of views for all rows of the small scales, each row on one core.
+_SMALL: Flags = {
+    "method.student_norm": "split",
+    "method.reference_batch": 64,
+    "optim.lr": 0.4,
+    "optim.warmup_epochs": 0.2,
+    "views.crop_min": 0.2,
+    "views.blur": 0,  # at 32 pixels it removes what is to be learned
+    "views.solarize": 0,
+    "train.threads": 1,
+    "monitor.report": False,
+}
+
+
+def base(scale: Scale, paper_recipe: str) -> Base:
+    """The base at `scale`; the paper's experiments have recipes of their own."""
+    if scale == "paper":
+        train = find(paper_recipe).config.train
+        samples = train.batch_size // train.virtual_devices
+        return Base(scale, paper_recipe, {}, train.batch_size, samples, train.epochs)
+    if scale == "smoke":
+        sizes = {"data.train_size": 1280, "eval_data.train_size": 1000}
+        return Base(scale, "quickstart", {**_SMALL, **sizes}, 64, 8, 1)
+    watch = {"monitor.knn_every": 100, "monitor.log_every": 20}
+    return Base(scale, "cifar10-cpu", {**_SMALL, **watch}, 64, 8, 4)
+
+
+#: How the small scales run methods that the paper takes from elsewhere.
+SMALL_MOCO: Flags = {
+    "method.name": "moco",
+    "views.recipe": "moco_v2",
+    "method.queue_size": 4096,
+    "method.weight_schedule": "constant",
+    "method.alpha": 0.064,
+}
+SMALL_SIMSIAM: Flags = {
+    "method.name": "simsiam",
+    "method.student_norm": "synced",
+    "views.recipe": "simsiam",
+    "model.predictor_hidden": 128,
+}
+
+
+def linear(b: Base) -> Evaluation:
+    """The paper's linear evaluation; on a CPU, on cached features."""
+    if b.small:
+        return Evaluation("evaluate linear", ("--protocol", "cached", "--threads", "1"), "linear cached")
+    return Evaluation("evaluate linear", (), "linear")
+
+
+def semi(b: Base, percent: int, scratch: bool) -> Evaluation:
+    """Fine-tuning on a few labels: SimCLR's lists for ImageNet, else a share of each class."""
+    if not b.small:
+        name = f"{percent}percent"
+        return Evaluation("evaluate semi", ("--list", f"{name}.txt"), f"semi {name}", scratch)
+    fraction = f"{percent / 100:g}"
+    options = ["--fraction", fraction, "--batch_size", "8", "--threads", "1"]
+    if b.scale == "smoke":
+        options += ["--epochs", "2"]
+    return Evaluation("evaluate semi", tuple(options), f"semi {fraction}", scratch)
+
+
+def detection(b: Base, model: str, data: str, schedule: str, scratch: bool) -> Evaluation:
+    """Fine-tuning a detector: COCO or LVIS, on a CPU the embedded shapes."""
+    if not b.small:
+        options = ["--data.name", data, "--schedule", schedule]
+    elif b.scale == "cifar":
+        options = ["--train.threads", "1", "--train.epochs", "2" if schedule == "1x" else "4"]
+    else:
+        options = ["--train.threads", "1", "--train.epochs", "1"]
+        options += ["--data.train_size", "64", "--data.test_size", "16"]
+    return Evaluation("detect", ("--model", model, *options), "detection", scratch)

@@ -1,0 +1,355 @@
+"""The tables of the paper as data. The paper's numbers are those of its LaTeX source."""
+
+from collections.abc import Callable, Mapping
+
+from momentum2.reproduce.rows import Flags, Numbers, Pretraining, Row, Scale, Table
+from momentum2.reproduce.scales import (
+    SMALL_MOCO,
+    SMALL_SIMSIAM,
+    Base,
+    base,
+    detection,
+    linear,
+    semi,
+    size_flags,
+)
+
+
+def _row(
+    b: Base, key: str, label: str, changes: Flags, top1: float | None = None, seconds: float | None = None
+) -> Row:
+    """A row that is pretrained with `changes` and evaluated linearly."""
+    published = {"top-1": top1, "seconds": seconds}
+    paper = {name: value for name, value in published.items() if value is not None}
+    return Row(key, label, b.pretraining(changes), linear(b), paper)
+
+
+def _norms(student: str, teacher: str) -> Flags:
+    return {"method.student_norm": student, "method.teacher_norm": teacher}
+
+
+def bn_statistics(scale: Scale) -> Table:
+    b = base(scale, "stl10")
+    names = {"synced": "Synced BN", "split": "BN", "momentum": "Momentum BN"}
+    published = {
+        ("synced", "synced"): (88.06, 1.1),
+        ("split", "synced"): (87.80, 0.39),
+        ("synced", "split"): (87.12, 0.49),
+        ("split", "split"): (84.16, 0.24),
+        ("split", "momentum"): (88.18, 0.25),
+        ("synced", "momentum"): (88.25, 0.50),
+    }
+    rows = [
+        _row(b, f"{s}-{t}", f"student {names[s]}, teacher {names[t]}", _norms(s, t), *numbers)
+        for (s, t), numbers in published.items()
+    ]
+    return Table(
+        "bn-statistics",
+        scale,
+        "Table 1: BN statistics in student and teacher",
+        "Is it the teacher's statistics that need many samples, and does Momentum BN give them without?",
+        tuple(rows),
+    )
+
+
+def byol_vs_m2(scale: Scale) -> Table:
+    b = base(scale, "imagenet-128gpu")
+    large = 4 * b.samples
+    return Table(
+        "byol-vs-m2",
+        scale,
+        "BYOL and Momentum² Teacher",
+        "Does a Momentum BN teacher replace synced BN?",
+        (
+            _row(b, "byol-synced", f"BYOL, synced BN ({b.batch})", _norms("synced", "synced"), 72.5, 5.25),
+            _row(b, "byol", f"BYOL, BN ({b.samples})", _norms("split", "split"), 61.5, 0.6),
+            _row(b, "m2", f"Momentum² Teacher ({b.samples})", _norms("split", "momentum"), 72.0, 0.6),
+            _row(
+                b,
+                "m2-large",
+                f"Momentum² Teacher ({large})",
+                {**_norms("split", "momentum"), **size_flags(b.batch, large)},
+                72.9,
+            ),
+        ),
+    )
+
+
+def moco(scale: Scale) -> Table:
+    b = base(scale, "moco-v2")
+    extra = SMALL_MOCO if b.small else {}
+    return Table(
+        "moco",
+        scale,
+        "MoCo v2 with shuffling BN and with Momentum BN",
+        "Can Momentum BN take the place of shuffling?",
+        (
+            _row(b, "shuffle", "shuffling BN", {**extra, **_norms("split", "shuffle")}, 66.8, 0.65),
+            _row(b, "momentum", "Momentum BN", {**extra, **_norms("split", "momentum")}, 67.8, 0.35),
+        ),
+    )
+
+
+def bn_batch_size(scale: Scale) -> Table:
+    b = base(scale, "imagenet-128gpu")
+    ours = {16: 68.3, 32: 72.0, 48: 72.5, 64: 72.6, 128: 72.9}
+    byol = {64: 59.7, 128: 69.6, 256: 71.8, 512: 72.2}
+    sizes: dict[str, dict[int, float | None]] = {"split": {**byol}, "momentum": {**ours}}
+    if b.small:
+        sizes = {teacher: dict.fromkeys((4, 8, 16, 32)) for teacher in sizes}
+
+    def row(key: str, label: str, teacher: str, samples: int, top1: float | None) -> Row:
+        batch = b.batch if b.small else b.batch // (8 * samples) * 8 * samples  # of 48: 3840
+        flags = {**_norms("split", teacher), **size_flags(batch, samples)}
+        return _row(b, f"{key}-{samples}", f"{label}, BN over {samples}", flags, top1)
+
+    return Table(
+        "bn-batch-size",
+        scale,
+        "Samples per BN",
+        "How few samples can share BN statistics?",
+        (
+            *(row("byol", "BYOL", "split", n, top1) for n, top1 in sizes["split"].items()),
+            *(row("m2", "Momentum² Teacher", "momentum", n, top1) for n, top1 in sizes["momentum"].items()),
+        ),
+    )
+
+
+def single_machine(scale: Scale) -> Table:
+    ours, simsiam = base(scale, "imagenet-1node"), base(scale, "simsiam")
+
+    def row(b: Base, method: str, times: int, length: int, changes: Flags, top1: float) -> Row:
+        batch, epochs = b.batch * times, b.epochs * length
+        size = {**size_flags(batch, b.samples * times), "train.epochs": epochs}
+        label = f"{method}, batch {batch}, {epochs} epoch" + "s" * (epochs != 1)
+        key = f"{'m2' if b is ours else 'simsiam'}-{batch}-{epochs}"
+        return _row(b, key, label, {**changes, **size}, top1)
+
+    siamese = SMALL_SIMSIAM if simsiam.small else {}
+    return Table(
+        "single-machine",
+        scale,
+        "Small batches on one machine",
+        "How good can one machine be, and what do larger batches and longer schedules give?",
+        (
+            row(ours, "Momentum² Teacher", 1, 1, {}, 70.4),
+            row(ours, "Momentum² Teacher", 4, 1, {}, 70.7),
+            row(ours, "Momentum² Teacher", 4, 2, {}, 72.7),
+            row(ours, "Momentum² Teacher", 4, 3, {}, 73.8),
+            row(simsiam, "SimSiam", 1, 1, siamese, 68.1),
+            row(simsiam, "SimSiam", 1, 2, siamese, 70.0),
+        ),
+    )
+
+
+def alpha(scale: Scale) -> Table:
+    b = base(scale, "imagenet-128gpu")
+    published = {"cosine": 72.0, 1: 61.6, 0.5: 71.2, 0.2: 69.1, 0.1: 69.8, 0.01: 68.9}
+    return Table(
+        "alpha",
+        scale,
+        "Varying α, the weight of the current batch",
+        "Should the teacher trust the current batch or the history, and when?",
+        tuple(
+            _row(b, f"alpha-{a}", "α 1 → 0" if a == "cosine" else f"α {a}", {"method.alpha": a}, top1)
+            for a, top1 in published.items()
+        ),
+    )
+
+
+def alpha_base(scale: Scale) -> Table:
+    b = base(scale, "imagenet-128gpu")
+    published = {1: 72.0, 0.75: 71.6, 0.5: 71.2, 0.2: 69.7, 0.1: 69.5, 0.05: 69.6}
+    return Table(
+        "alpha-base",
+        scale,
+        "Varying the start of α's schedule",
+        "Where should α start?",
+        tuple(
+            _row(b, f"alpha-base-{a:g}", f"α {a:g} → 0", {"method.alpha_base": a}, top1)
+            for a, top1 in published.items()
+        ),
+    )
+
+
+def linear_classification(scale: Scale) -> Table:
+    b = base(scale, "imagenet-128gpu")
+    longer = round(b.epochs * 10 / 3)
+    large = size_flags(b.batch, 4 * b.samples)  # the paper's best: 128 samples a device
+    return Table(
+        "linear",
+        scale,
+        "Linear classification",
+        "How good are the frozen features?",
+        (
+            _row(b, "byol", f"BYOL, synced BN, {b.epochs} epochs", _norms("synced", "synced"), 72.5),
+            _row(b, "m2", f"Momentum² Teacher, {b.epochs} epochs", large, 72.9),
+            _row(
+                b, "m2-long", f"Momentum² Teacher, {longer} epochs", {**large, "train.epochs": longer}, 74.5
+            ),
+        ),
+    )
+
+
+def semi_supervised(scale: Scale) -> Table:
+    b = base(scale, "imagenet-128gpu")
+    longer = round(b.epochs * 10 / 3)
+    large = size_flags(b.batch, 4 * b.samples)
+    short, long = b.pretraining(large), b.pretraining({**large, "train.epochs": longer})
+    rows = []
+    for percent, published in ((1, (25.4, 57.7, 62.3)), (10, (56.4, 70.2, 72.2))):
+        for key, label, run, top1 in zip(
+            ("scratch", "m2", "m2-long"),
+            ("from scratch", f"{b.epochs} epochs", f"{longer} epochs"),
+            (short, short, long),
+            published,
+            strict=True,
+        ):
+            evaluation = semi(b, percent, scratch=key == "scratch")
+            words = f"{percent} % of the labels, {label}"
+            rows.append(Row(f"{key}-{percent}", words, run, evaluation, {"top-1": top1}))
+    return Table(
+        "semi",
+        scale,
+        "Semi-supervised learning",
+        "What is pretraining worth where labels are few?",
+        tuple(rows),
+        ("top-1",),
+    )
+
+
+#: Model, schedule: (boxes, masks) AP with the backbone from each of the paper's initialisations.
+_COCO: dict[tuple[str, str], dict[str, tuple[float, ...]]] = {
+    ("mask_rcnn", "1x"): {
+        "random": (31.0, 28.5),
+        "supervised": (38.9, 35.4),
+        "moco": (38.5, 35.1),
+        "byol": (39.6, 36.7),
+        "m2": (39.7, 36.8),
+    },
+    ("mask_rcnn", "2x"): {
+        "random": (36.7, 33.7),
+        "supervised": (40.6, 36.8),
+        "moco": (40.8, 36.9),
+        "byol": (41.6, 38.2),
+        "m2": (41.8, 38.4),
+    },
+    ("cascade_rcnn", "1x"): {
+        "random": (35.3, 31.0),
+        "supervised": (42.1, 36.4),
+        "moco": (42.4, 37.0),
+        "byol": (43.6, 38.3),
+        "m2": (43.6, 38.2),
+    },
+    ("cascade_rcnn", "2x"): {
+        "random": (40.7, 35.9),
+        "supervised": (43.5, 37.7),
+        "moco": (44.3, 38.7),
+        "byol": (45.0, 39.3),
+        "m2": (45.1, 39.4),
+    },
+    ("retinanet", "1x"): {
+        "random": (24.4,),
+        "supervised": (37.3,),
+        "moco": (37.2,),
+        "byol": (36.4,),
+        "m2": (35.9,),
+    },
+    ("retinanet", "2x"): {
+        "random": (31.2,),
+        "supervised": (38.7,),
+        "moco": (39.0,),
+        "byol": (39.5,),
+        "m2": (39.4,),
+    },
+    ("fcos", "1x"): {
+        "random": (25.0,),
+        "supervised": (38.7,),
+        "moco": (39.0,),
+        "byol": (37.6,),
+        "m2": (37.7,),
+    },
+    ("fcos", "2x"): {
+        "random": (31.8,),
+        "supervised": (38.5,),
+        "moco": (38.8,),
+        "byol": (39.5,),
+        "m2": (39.9,),
+    },
+}
+
+
+def _initialisations(b: Base) -> dict[str, tuple[str, Pretraining]]:
+    """What a detector may start from; on a CPU only our own encoder and none."""
+    ours = b.pretraining({})
+    if b.small:
+        return {"random": ("random init.", ours), "m2": ("ours", ours)}
+    return {
+        "random": ("random init.", ours),
+        "supervised": ("supervised", Pretraining("supervised")),
+        "moco": ("MoCo", base("paper", "moco-v2").pretraining(_norms("split", "shuffle"))),
+        "byol": ("BYOL", b.pretraining(_norms("synced", "synced"))),
+        "m2": ("ours", ours),
+    }
+
+
+def _transfer(b: Base, model: str, data: str, schedule: str, published: Mapping[str, Numbers]) -> list[Row]:
+    return [
+        Row(
+            f"{model}-{schedule}-{init}",
+            f"{model}, {schedule}, {label}",
+            run,
+            detection(b, model, data, schedule, scratch=init == "random"),
+            published[init],
+        )
+        for init, (label, run) in _initialisations(b).items()
+        if init in published
+    ]
+
+
+def coco(scale: Scale) -> Table:
+    b = base(scale, "imagenet-128gpu")
+    rows = []
+    for (model, schedule), published in _COCO.items():
+        numbers = {
+            init: dict(zip(("box AP", "mask AP"), values, strict=False)) for init, values in published.items()
+        }
+        if schedule == "1x" or b.scale != "smoke":
+            rows += _transfer(b, model, "coco", schedule, numbers)
+    return Table(
+        "coco",
+        scale,
+        "Object detection and instance segmentation" + (" on COCO" if scale == "paper" else " on shapes"),
+        "Does the pretrained backbone transfer?",
+        tuple(rows),
+        ("box AP", "mask AP"),
+    )
+
+
+def lvis(scale: Scale) -> Table:
+    b = base(scale, "imagenet-128gpu")
+    published = {"random": 22.5, "supervised": 24.4, "moco": 24.1, "m2": 26.1}
+    numbers = {init: {"mask AP": value} for init, value in published.items()}
+    return Table(
+        "lvis",
+        scale,
+        "Long-tailed instance segmentation" + (" on LVIS 0.5" if scale == "paper" else ": shapes instead"),
+        "Does the pretrained backbone transfer where classes are rare?",
+        tuple(_transfer(b, "mask_rcnn", "lvis", "2x", numbers)),
+        ("mask AP",),
+    )
+
+
+TABLES: dict[str, Callable[[Scale], Table]] = {
+    "bn-statistics": bn_statistics,
+    "byol-vs-m2": byol_vs_m2,
+    "moco": moco,
+    "bn-batch-size": bn_batch_size,
+    "single-machine": single_machine,
+    "alpha": alpha,
+    "alpha-base": alpha_base,
+    "linear": linear_classification,
+    "semi": semi_supervised,
+    "coco": coco,
+    "lvis": lvis,
+}

@@ -1,0 +1,52 @@
+"""Seconds per iteration of several configs in turns, on the processes of torchrun.
+
+    torchrun --nproc-per-node 2 -m momentum2.reproduce.timing seconds.json A/config.yaml B/config.yaml
+
+A busy machine slows all of them alike, so that their ratios hold; each figure is a median.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from momentum2 import distributed
+from momentum2.arguments import config_from_file
+from momentum2.engine.device import choose_device, keep_large_blocks
+from momentum2.engine.estimate import make_step
+from momentum2.engine.plan import resolve
+from momentum2.engine.together import joined
+
+REPEATS = 15
+_IMAGES = 1_000_000  # the length of the schedule, which takes no time
+
+
+def measure(configs: list[Path], repeats: int = REPEATS) -> list[float]:
+    """Median seconds of an optimizer step of each config."""
+    device = choose_device("auto")
+    keep_large_blocks()
+    torch.set_num_threads(1)
+    with joined(device):
+        steps = []
+        for path in configs:
+            config = config_from_file(path)
+            steps.append(make_step(config, resolve(config, _IMAGES, distributed.world_size()), 10, device))
+        seconds: list[list[float]] = [[] for _ in steps]
+        for k in range(repeats + 2):
+            for step, times in zip(steps, seconds, strict=True):
+                distributed.barrier()
+                start = time.perf_counter()
+                step(k)
+                distributed.barrier()
+                times.append(time.perf_counter() - start)
+    return [median(times[2:]) for times in seconds]  # the first two warm up
+
+
+if __name__ == "__main__":
+    result = measure([Path(p) for p in sys.argv[2:]])
+    if os.environ.get("RANK", "0") == "0":
+        Path(sys.argv[1]).write_text(json.dumps(result), encoding="utf-8")

@@ -1,0 +1,103 @@
+"""`momentum2 reproduce` as a user runs it, interrupts it and gets it wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from momentum2.cli import main
+
+ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1")
+
+
+def command(out: Path, *words: str) -> list[str]:
+    return [
+        sys.executable, "-m", "momentum2", "reproduce", "bn-statistics", "--rows", "split-momentum",
+        "--out", str(out), *words,
+    ]  # fmt: skip
+
+
+def wait_for(condition, seconds: float = 120) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_killed_row_goes_on_and_a_finished_one_is_not_run_again(tmp_path: Path):
+    out = tmp_path / "out"
+    # A session of its own: SIGKILL to all of it is what a scheduler or a power cut does.
+    first = subprocess.Popen(command(out), env=ENVIRONMENT, start_new_session=True)
+    run = out / "runs" / "quickstart" / "seed-0"
+    wait_for(lambda: (run / "metrics.jsonl").exists() and '"loss"' in (run / "metrics.jsonl").read_text())
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    assert not (run / "encoder.safetensors").exists()
+
+    second = subprocess.Popen(command(out), env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: (run / "results.json").exists())
+    second.terminate()  # while the seconds are measured: the row itself is finished
+    said, _ = second.communicate(timeout=120)
+    assert second.returncode == os.EX_TEMPFAIL
+    assert "run the same command again" in said
+    before = (run / "encoder.safetensors").stat().st_mtime_ns
+
+    third = subprocess.run(command(out), env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert "finished before" in third.stdout
+    assert (run / "encoder.safetensors").stat().st_mtime_ns == before
+    found = json.loads((out / "bn-statistics.json").read_text())
+    (row,) = found["rows"]
+    assert row["row"] == "split-momentum"
+    assert row["seeds"][0]["numbers"]["top-1"] > 0
+    assert row["mean"]["seconds"] > 0
+    assert set(found["floors"]) == {"random initialisation", "raw pixels"}
+    assert "| student BN, teacher Momentum BN |" in (out / "bn-statistics.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_command_that_fails_is_named(tmp_path: Path, capsys):
+    (tmp_path / "empty" / "train").mkdir(parents=True)
+    words = ["reproduce", "alpha", "--scale", "cifar", "--rows", "alpha-cosine", "--seeds", "0"]
+    assert main([*words, "--data", str(tmp_path / "empty"), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("momentum2: momentum2 pretrain cifar10-cpu")
+    assert "Its log is" in error
+    assert error.count("\n") == 1
+
+
+def test_dry_run_prints_commands_and_makes_nothing(tmp_path: Path, capsys):
+    out = tmp_path / "out"
+    assert main(["reproduce", "linear", "--scale", "paper", "--dry-run", "--out", str(out)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6
+    assert all(line.startswith("torchrun --nproc-per-node 8 -m momentum2 ") for line in lines)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "Say which table"),
+        (["alhpa"], "did you mean alpha?"),
+        (["alpha", "--scale", "huge"], "--scale takes"),
+        (["alpha", "--rows", "alpha-2"], "its rows are alpha-cosine"),
+        (["alpha", "--seeds", "0,x"], "--seeds takes whole numbers"),
+        (["alpha", "--jobs", "-1"], "--jobs must be at least 1"),
+        (["alpha", "--scale", "cifar"], "Say where the images are: --data DIR."),
+        (["alpha", "--scale", "cifar", "--data", "nowhere"], "--data nowhere is not a folder"),
+        (["coco", "--scale", "paper", "--data", "."], "--detection-data DIR"),
+        (["alpha", "--launcher", "no-such-program"], "there is no program called no-such-program"),
+    ],
+)
+def test_mistakes_are_one_sentence(words: list[str], sentence: str, tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", *words]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1

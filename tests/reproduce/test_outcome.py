@@ -1,0 +1,90 @@
+"""From run directories to a table."""
+
+import json
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+
+from momentum2.reproduce import TABLES
+from momentum2.reproduce.outcome import collect, markdown, plot, read_outcome
+
+SEEDS = (0, 1)
+TABLE = TABLES["bn-statistics"]("cifar")
+TOP1 = {0: 51.25, 1: 53.75}
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """Two rows are finished, the first with both seeds, the second with one; the third has a run without result."""
+    for row, seeds in zip(TABLE.rows, ((0, 1), (0,), (0,)), strict=False):
+        for seed in seeds:
+            run = row.pretraining.run(tmp_path, seed)
+            run.mkdir(parents=True)
+            entry = {
+                "evaluation": "linear cached",
+                "network": "teacher",
+                "accuracy": {"top1": TOP1[seed]},
+                "floors": {"raw pixels": 40.0} if row is TABLE.rows[0] else {},
+            }
+            baseline = {**entry, "network": "raw pixels", "accuracy": {"top1": 40.0}}
+            if row is not TABLE.rows[2]:
+                (run / "results.json").write_text(json.dumps({"floor": baseline, "ours": entry}))
+            lines = [
+                {"step": 0, "knn_top1": 25.0},
+                *({"step": k, "step_time": 0.1 * k} for k in (1, 2, 9)),
+                {"step": 9, "knn_top1": 45.0},
+            ]
+            (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tmp_path
+
+
+def found(out: Path) -> dict:
+    texts = {(row.key, seed): ["momentum2 ..."] for row in TABLE.rows for seed in SEEDS}
+    return collect(TABLE, out, SEEDS, texts)
+
+
+def test_numbers_are_those_of_the_run(out: Path):
+    outcome = read_outcome(TABLE.rows[0], out, 1)
+    assert outcome is not None
+    assert outcome.numbers == {"top-1": 53.75, "kNN": 45.0, "seconds": pytest.approx(0.2)}
+    assert read_outcome(TABLE.rows[1], out, 1) is None
+    assert read_outcome(TABLE.rows[2], out, 0) is None
+
+
+def test_mean_and_spread_are_over_the_seeds_that_are_there(out: Path):
+    first, second, third, *_ = found(out)["rows"]
+    assert first["mean"]["top-1"] == pytest.approx(mean(TOP1.values()))
+    assert first["std"]["top-1"] == pytest.approx(stdev(TOP1.values()))
+    assert second["mean"]["top-1"] == 51.25
+    assert second["std"] == {}
+    assert third["mean"] == {}
+    assert [s["seed"] for s in first["seeds"]] == [0, 1]
+    assert (out / first["seeds"][1]["results"]).exists()
+
+
+def test_seconds_measured_in_turns_replace_those_of_the_runs(out: Path):
+    (out / "seconds.json").write_text(json.dumps({TABLE.rows[0].pretraining.name: 0.125}))
+    assert found(out)["rows"][0]["mean"]["seconds"] == 0.125
+    assert found(out)["rows"][1]["mean"]["seconds"] == pytest.approx(0.2)
+
+
+def test_markdown_shows_the_paper_beside_us(out: Path):
+    lines = markdown(found(out)).splitlines()
+    (row,) = [line for line in lines if line.startswith("| student Synced BN, teacher Synced BN")]
+    assert (
+        row
+        == "| student Synced BN, teacher Synced BN | 52.50 ± 1.77 | 45.00 ± 0.00 | 0.200 ± 0.000 | 2 | 88.06 | 1.100 |"
+    )
+    (missing,) = [line for line in lines if line.startswith("| student BN, teacher BN |")]
+    assert missing == "| student BN, teacher BN | – | – | – | 0 | 84.16 | 0.240 |"
+    assert any(line.startswith("| *raw pixels* | 40.00 |") for line in lines)
+
+
+def test_the_plot_is_a_picture(out: Path):
+    pytest.importorskip("matplotlib", reason="plots need the reproduce extra")
+    from PIL import Image
+
+    assert plot(found(out), out / "plot.png")
+    with Image.open(out / "plot.png") as picture:
+        assert min(picture.size) > 200
