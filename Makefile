@@ -19,8 +19,9 @@ quickstart: $(VENV)/.core
 	$(BIN)/momentum2 pretrain quickstart --out $(RUN)
 	$(BIN)/momentum2 evaluate knn $(RUN)
 
+# As many tests at a time as there are cores, each with one thread: most of them wait for processes that they start.
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -28,17 +28,21 @@ DEVICES = 16
 
 
 class AuthorsFormula(nn.BatchNorm2d):
-    """Momentum BN operation by operation, as the authors' released code computes it."""
+    """Momentum BN operation by operation, as the authors' released code computes it, for N×C and N×C×H×W."""
 
     alpha = 0.5
 
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
+
     def forward(self, x: Tensor) -> Tensor:
-        mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3))
+        others, shape = [0, *range(2, x.dim())], (1, -1, *[1] * (x.dim() - 2))
+        mean, var = x.mean(others), x.var(others)
         n = x.numel() / x.size(1)
         mean = self.alpha * mean + (1 - self.alpha) * self.running_mean
         var = self.alpha * var * n / (n - 1) + (1 - self.alpha) * self.running_var
-        x = (x - mean[None, :, None, None]) / torch.sqrt(var[None, :, None, None] + self.eps)
-        return x * self.weight[None, :, None, None] + self.bias[None, :, None, None]
+        x = (x - mean.view(shape)) / torch.sqrt(var.view(shape) + self.eps)
+        return x * self.weight.view(shape) + self.bias.view(shape)
 
 
 class LoopOverDevices(nn.BatchNorm2d):

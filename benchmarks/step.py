@@ -3,12 +3,13 @@
     python benchmarks/step.py --cases r18-32 --repeats 9
 
 One process, interleaved: each repeat times one step of every candidate in turn, so that a busy machine slows all
-of them alike; the table gives medians and ratios. A step takes two views of a batch (uint8 to loss, backward,
-optimizer, teacher), with the augmentation left out because `benchmarks/augment.py` measures that. The candidates:
+of them alike; the table gives medians and ratios. A step takes two views of a batch (to loss, backward,
+optimizer, teacher), with the augmentation left out because `benchmarks/augment.py` measures that; peak memory is that
+of a process with one candidate alone. The candidates:
 
     momentum2   our method as `pretrain` runs it (channels_last, bf16 where the CPU has it)
     lightly     lightly's BYOL building blocks wired as in its documented example: fp32, NCHW, its heads and loss
-    authors     the paper's method in plain fp32 NCHW with the six-operation Momentum BN of the released code
+    authors     the paper's method in plain fp32 NCHW with Momentum BN operation by operation, as in the released code
     limit       only the convolutions and matrix products of our step, forward and backward, one by one
 
 `limit / momentum2` is the share of the step that no framework could save. `lightly` comes with the `benchmark` extra.
@@ -17,6 +18,8 @@ optimizer, teacher), with the augmentation left out because `benchmarks/augment.
 import argparse
 import copy
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +27,9 @@ from statistics import median
 
 import torch
 import torch.nn.functional as F
+from norms import AuthorsFormula
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 
 from momentum2 import backbones
 from momentum2.config import Config, ModelConfig, TrainConfig
@@ -47,6 +52,7 @@ def ours(model: ModelConfig, views: list[Tensor], bf16: bool) -> tuple[Step, nn.
     plan = resolve(replace(config, train=replace(config.train, steps=1000)), 10_000)
     method = build_method(config, plan, 0).to(memory_format=torch.channels_last).train()
     optimizer = build_optimizer(method.named_parameters(), config.optim, 0.05)
+    parameters = [p for p in method.parameters() if p.requires_grad]
     views = [v.to(memory_format=torch.channels_last) for v in views]
 
     def step() -> None:
@@ -54,6 +60,7 @@ def ours(model: ModelConfig, views: list[Tensor], bf16: bool) -> tuple[Step, nn.
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             loss = method(views, None).loss
         loss.backward()
+        clip_grad_norm_(parameters, float("inf"))  # the loop logs the norm of the gradient
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         method.after_step(0)
@@ -93,21 +100,6 @@ def lightly(model: ModelConfig, views: list[Tensor]) -> Step | None:
     return step
 
 
-class SixOperations(nn.BatchNorm2d):
-    """Momentum BN as plain tensor operations, the way that the released code computes it."""
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        pass
-
-    def forward(self, x: Tensor) -> Tensor:
-        flat = x.transpose(0, 1).reshape(x.shape[1], -1)
-        mean, var = flat.mean(1), flat.var(1)
-        mean, var = 0.5 * mean + 0.5 * self.running_mean, 0.5 * var + 0.5 * self.running_var
-        shape = (1, -1) + (1,) * (x.dim() - 2)
-        x = (x - mean.view(shape)) / torch.sqrt(var.view(shape) + self.eps)
-        return x * self.weight.view(shape) + self.bias.view(shape)
-
-
 def authors(model: ModelConfig, views: list[Tensor]) -> Step:
     config = Config(model=model, train=TrainConfig(batch_size=len(views[0]), steps=1000))
     config = replace(config, method=replace(config.method, teacher_norm="batch"))
@@ -115,8 +107,7 @@ def authors(model: ModelConfig, views: list[Tensor]) -> Step:
     for parent in list(method.teacher.modules()):
         for name, child in parent.named_children():
             if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d):
-                norm = SixOperations(child.num_features)
-                setattr(parent, name, norm.requires_grad_(False))
+                setattr(parent, name, AuthorsFormula(child.num_features).requires_grad_(False))
     optimizer = torch.optim.SGD(
         [p for p in method.parameters() if p.requires_grad], lr=0.05, momentum=0.9, foreach=False
     )
@@ -169,6 +160,30 @@ def limit(method: nn.Module, views: list[Tensor], bf16: bool) -> Step:
     return step
 
 
+def candidates(case: str, bf16: bool, only: str | None = None) -> dict[str, Step]:
+    """The candidates of a case by name, or one of them alone."""
+    model, size, batch = CASES[case]
+    torch.manual_seed(0)
+    views = [torch.randn(batch, 3, size, size) for _ in range(2)]
+    found: dict[str, Step | None] = {}
+    if only in (None, "momentum2", "limit"):
+        step, method = ours(model, views, bf16)
+        found["momentum2"] = step
+    if only in (None, "lightly"):
+        found["lightly"] = lightly(model, views)
+    if only in (None, "authors"):
+        found["authors"] = authors(model, views)
+    if only in (None, "limit"):
+        found["limit"] = limit(method, views, bf16)
+    return {name: step for name, step in found.items() if step and only in (None, name)}
+
+
+def peak_gb(case: str, candidate: str, precision: str) -> float:
+    """Peak memory of a process that takes two steps of one candidate."""
+    words = [sys.executable, __file__, "--cases", case, "--peak-of", candidate, "--precision", precision]
+    return float(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -177,39 +192,43 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--precision", default="auto", choices=["auto", "fp32", "bf16"])
+    parser.add_argument("--clock", default="wall", choices=["wall", "cpu"], help="cpu: on a busy machine")
+    parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     keep_large_blocks()
     torch.set_num_threads(options.threads)
     bf16 = use_bf16(options.precision, torch.device("cpu"))
-    print(f"{options.threads} thread(s), momentum2 in {'bf16' if bf16 else 'fp32'}")
-    for name in options.cases:
-        model, size, batch = CASES[name]
-        torch.manual_seed(0)
-        views = [torch.randn(batch, 3, size, size) for _ in range(2)]
-        step, method = ours(model, views, bf16)
-        steps: dict[str, Step | None] = {
-            "momentum2": step,
-            "lightly": lightly(model, views),
-            "authors": authors(model, views),
-            "limit": limit(method, views, bf16),
-        }
-        present = {n: s for n, s in steps.items() if s}
+    if options.peak_of:
+        (step,) = candidates(options.cases[0], bf16, options.peak_of).values()
+        step()
+        step()
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
+        return
+    now = time.process_time if options.clock == "cpu" else time.perf_counter
+    print(f"{options.threads} thread(s), momentum2 in {'bf16' if bf16 else 'fp32'}, {options.clock} time")
+    for case in options.cases:
+        model, size, batch = CASES[case]
+        present = candidates(case, bf16)
         seconds: dict[str, list[float]] = {n: [] for n in present}
         for repeat in range(options.repeats + 1):
-            for candidate, run in present.items():
-                start = time.perf_counter()
+            for name, run in present.items():
+                start = now()
                 run()
                 if repeat:  # the first is for warming up
-                    seconds[candidate].append(time.perf_counter() - start)
-        middle = {n: median(s) for n, s in seconds.items()}
-        print(f"\n{name}: {model.backbone}, {model.stem} stem, {size} px, batch {batch}")
-        for candidate, value in middle.items():
-            ratio = value / middle["momentum2"]
-            print(f"  {candidate:<10}{batch / value:8.1f} images/s   {ratio:5.2f} × momentum2's time")
-        if "lightly" not in present:
+                    seconds[name].append(now() - start)
+        names = list(present)
+        del present, run
+        print(f"\n{case}: {model.backbone}, {model.stem} stem, {size} px, batch {batch}")
+        for name in names:
+            value = median(seconds[name])
+            ratio = median(a / b for a, b in zip(seconds[name], seconds["momentum2"], strict=True))
+            memory = "" if name == "limit" else f"{peak_gb(case, name, options.precision):6.2f} GB peak"
+            print(
+                f"  {name:<10}{batch / value:8.1f} images/s {ratio:6.2f} × momentum2's time {memory}",
+                flush=True,
+            )
+        if "lightly" not in names:
             print("  lightly is not installed: pip install 'momentum2[benchmark]'")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(f"\npeak memory of all candidates together: {peak / 1e6:.2f} GB")
 
 
 if __name__ == "__main__":

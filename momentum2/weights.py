@@ -1,12 +1,13 @@
 """State dicts in files, ours and those of others: read safely, recognised, and loaded strictly by name."""
 
+import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import safetensors.torch
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from momentum2.config import Stem
@@ -57,7 +58,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
         raise UserError(f"There is no weights file {path}.")
     try:
         content = (
-            load_file(path)
+            safetensors.torch.load_file(path)
             if path.suffix == ".safetensors"
             else torch.load(path, map_location="cpu", weights_only=True)
         )
@@ -70,6 +71,19 @@ def read_state(path: Path) -> dict[str, Tensor]:
     if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
         raise UserError(f"{path} has no state dict; save the network's state_dict() itself.")
     return content
+
+
+def to_bytes(state: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
+    """A safetensors file: the same tensors and metadata give the same bytes.
+
+    The library writes metadata in an order that changes from process to process; here it is sorted.
+    """
+    content = safetensors.torch.save(state, metadata)
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start]) | {"__metadata__": dict(sorted(metadata.items()))}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8
+    return len(text).to_bytes(8, "little") + text + content[start:]
 
 
 def network_in(state: Mapping[str, Tensor], names: Collection[str], path: Path) -> dict[str, Tensor]:

@@ -1,9 +1,11 @@
-"""The command line as a person meets it: a separate process, its output and its exit code."""
+"""The command line as a person meets it: its output and its exit code."""
 
 import subprocess
 import sys
 
 import pytest
+
+from momentum2.cli import main
 
 
 def momentum2(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -37,13 +39,22 @@ def momentum2(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["plan", "folder", "--data.root", "nowhere"], "nowhere"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(arguments: list[str], says: str):
-    result = momentum2(*arguments)
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert says in said.err
+    assert said.err.startswith("momentum2: ")
+    assert len(said.err.splitlines()) == 1
+
+
+def test_a_mistake_in_a_process_of_its_own():
+    result = momentum2("plan", "quickstart", "--optim.lrr", "1")
     assert result.returncode == 2
     assert result.stdout == ""
-    assert says in result.stderr
-    assert result.stderr.startswith("momentum2: ")
-    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr == "momentum2: There is no option --optim.lrr; did you mean --optim.lr?\n"
 
 
 def test_help_and_version():

@@ -22,7 +22,7 @@ from momentum2.engine.checkpoint import Checkpoints, Damaged, read_files, sync_d
 from momentum2.engine.preprocess import Preprocess
 from momentum2.engine.run import CONFIG
 from momentum2.errors import UserError
-from momentum2.weights import Architecture, fill, identify, network_in, read_state
+from momentum2.weights import Architecture, fill, identify, network_in, read_state, to_bytes
 
 log = logging.getLogger("momentum2")
 
@@ -123,7 +123,7 @@ def save_encoder(path: Path, encoder: nn.Module, card: EncoderCard) -> None:
     metadata = card.to_metadata() | {_SHA256: _checksum(state)}
     temporary = path.with_name(f".tmp-{path.name}")
     try:
-        write_synced(temporary, safetensors.torch.save(state, metadata))
+        write_synced(temporary, to_bytes(state, metadata))
         temporary.replace(path)
         sync_directory(path.parent)
     except OSError as error:

@@ -190,7 +190,7 @@ def test_a_killed_worker_is_noticed(make_folder: MakeFolder) -> None:
         victim = multiprocessing.active_children()[0]
         assert victim.pid is not None
         os.kill(victim.pid, signal.SIGKILL)
-        with pytest.raises(UserError, match=f"pid {victim.pid}.* exit code -9 at step .*[.]png"):
+        with pytest.raises(UserError, match=f"pid {victim.pid}.* exit code -9 at step .*[.](png|jpg)"):
             for _ in running:
                 pass
     assert alone()

@@ -2,11 +2,14 @@
 
 import logging
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -318,3 +321,19 @@ def test_preprocessing_is_what_evaluations_see(tmp_path: Path, small: nn.Module,
 def test_the_package_has_no_other_lazy_names():
     with pytest.raises(AttributeError, match="load_encoders"):
         momentum2.load_encoders  # noqa: B018
+
+
+def test_a_file_of_weights_is_the_same_bytes_in_every_process():
+    """safetensors orders metadata by a hash that is seeded anew in each process."""
+    program = (
+        "import sys, torch; from momentum2.weights import to_bytes; "
+        "sys.stdout.buffer.write(to_bytes({'b': torch.arange(3.0), 'a': torch.ones(2, 2)}, "
+        "{str(i): 'ü' * i for i in range(8)}))"
+    )
+    first, second = (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
+        for _ in range(2)
+    )
+    assert first == second
+    assert torch.equal(safetensors.torch.load(first)["a"], torch.ones(2, 2))
+    assert torch.equal(safetensors.torch.load(first)["b"], torch.arange(3.0))

@@ -16,6 +16,7 @@ from momentum2.errors import UserError
 from momentum2.evaluate.detection.config import TWO_STAGE, DetectorName, EncoderConfig, HeadConfig
 from momentum2.evaluate.detection.method import Detector
 from momentum2.evaluate.detection.models import build_detector
+from momentum2.weights import to_bytes
 
 DETECTOR = "detector.safetensors"
 _CARD = "momentum2-detector"  # key of the file's metadata
@@ -52,7 +53,7 @@ def save_detector(path: Path, detector: Detector, card: DetectorCard) -> None:
     """Write the file, whole or not at all."""
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in detector.model.state_dict().items()}
     temporary = path.with_name(f".tmp-{path.name}")
-    write_synced(temporary, safetensors.torch.save(state, {"format": "pt", _CARD: json.dumps(asdict(card))}))
+    write_synced(temporary, to_bytes(state, {"format": "pt", _CARD: json.dumps(asdict(card))}))
     temporary.replace(path)
     sync_directory(path.parent)
 
