@@ -33,6 +33,12 @@ def reproduce(arguments: list[str]) -> int:
     add("--scale", type=scale, default="smoke", help=f"How large: {', '.join(get_args(Scale))}.")
     add("--rows", type=str | None, default=None, help="Only these rows, by their names with commas between.")
     add("--seeds", type=str | None, default=None, help="Seeds with commas between (default: 0; cifar: 0,1).")
+    add(
+        "--epochs",
+        type=int | None,
+        default=None,
+        help="Length of the pretraining instead of the scale's own.",
+    )
     add("--out", type=str | None, default=None, help="Where all goes (default: runs/reproduce/SCALE).")
     add("--data", type=str | None, default=None, help="The images to pretrain on; smoke needs none.")
     add("--detection-data", type=str | None, default=None, help="COCO or LVIS, for the tables about them.")
@@ -52,7 +58,9 @@ def reproduce(arguments: list[str]) -> int:
         raise UserError(f"--jobs must be at least 1, not {options.jobs}.")
     paper = options.scale == "paper"
     launcher = options.launcher or ("torchrun --nproc-per-node 8" if paper else "")
-    table = _rows(TABLES[name](options.scale), options.rows)
+    if options.epochs is not None and options.epochs < 1:
+        raise UserError(f"--epochs must be at least 1, not {options.epochs}.")
+    table = _rows(TABLES[name](options.scale, options.epochs), options.rows)
     work = Work(
         table=table,
         out=Path(options.out or f"runs/reproduce/{options.scale}"),

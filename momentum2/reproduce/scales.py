@@ -34,14 +34,13 @@ class Base:
     def pretraining(self, changes: Flags) -> Pretraining:
         """A run with some changes; those that change nothing are left out."""
         sections = find(self.recipe).config
-        size = {**size_flags(self.batch, self.samples), "train.epochs": self.epochs}
-        common = {**self.flags, **(size if self.small else {})}
 
         def differs(name: str, value: object) -> bool:
             section, field = name.split(".")
-            return bool(value != common.get(name, getattr(getattr(sections, section), field)))
+            return bool(value != self.flags.get(name, getattr(getattr(sections, section), field)))
 
-        return Pretraining(self.recipe, common, {n: v for n, v in changes.items() if differs(n, v)})
+        changes = {"train.epochs": self.epochs, **changes}
+        return Pretraining(self.recipe, self.flags, {n: v for n, v in changes.items() if differs(n, v)})
 
 
 def size_flags(batch: int, samples: int) -> Flags:
@@ -53,8 +52,8 @@ def size_flags(batch: int, samples: int) -> Flags:
 _SMALL: Flags = {
     "method.student_norm": "split",
     "method.reference_batch": 64,
-    "optim.lr": 0.4,
-    "optim.warmup_epochs": 0.2,
+    "optim.lr": 0.2,
+    "optim.warmup_epochs": 0.1,
     "views.crop_min": 0.2,
     "views.blur": 0,  # at 32 pixels it removes what is to be learned
     "views.solarize": 0,
@@ -63,17 +62,21 @@ _SMALL: Flags = {
 }
 
 
-def base(scale: Scale, paper_recipe: str) -> Base:
-    """The base at `scale`; the paper's experiments have recipes of their own."""
+def base(scale: Scale, paper_recipe: str, epochs: int | None = None) -> Base:
+    """The base at `scale`; the paper's experiments have recipes of their own.
+
+    The small scales have 4 samples a device: their BN statistics are noisy, as those that the paper is about.
+    """
     if scale == "paper":
         train = find(paper_recipe).config.train
         samples = train.batch_size // train.virtual_devices
-        return Base(scale, paper_recipe, {}, train.batch_size, samples, train.epochs)
+        return Base(scale, paper_recipe, {}, train.batch_size, samples, epochs or train.epochs)
+    flags = {**_SMALL, **size_flags(64, 4)}
     if scale == "smoke":
-        sizes = {"data.train_size": 1280, "eval_data.train_size": 1000}
-        return Base(scale, "quickstart", {**_SMALL, **sizes}, 64, 8, 1)
-    watch = {"monitor.knn_every": 100, "monitor.log_every": 20}
-    return Base(scale, "cifar10-cpu", {**_SMALL, **watch}, 64, 8, 4)
+        flags |= {"train.epochs": 1, "data.train_size": 1280, "eval_data.train_size": 1000}
+        return Base(scale, "quickstart", flags, 64, 4, epochs or 1)
+    flags |= {"train.epochs": 10, "monitor.knn_every": 100, "monitor.log_every": 20}
+    return Base(scale, "cifar10-cpu", flags, 64, 4, epochs or 10)
 
 
 #: How the small scales run methods that the paper takes from elsewhere.

@@ -1,6 +1,7 @@
 """The tables of the paper as data. The paper's numbers are those of its LaTeX source."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Protocol
 
 from momentum2.reproduce.rows import Flags, Numbers, Pretraining, Row, Scale, Table
 from momentum2.reproduce.scales import (
@@ -28,8 +29,8 @@ def _norms(student: str, teacher: str) -> Flags:
     return {"method.student_norm": student, "method.teacher_norm": teacher}
 
 
-def bn_statistics(scale: Scale) -> Table:
-    b = base(scale, "stl10")
+def bn_statistics(scale: Scale, epochs: int | None = None) -> Table:
+    b = base(scale, "stl10", epochs)
     names = {"synced": "Synced BN", "split": "BN", "momentum": "Momentum BN"}
     published = {
         ("synced", "synced"): (88.06, 1.1),
@@ -52,8 +53,8 @@ def bn_statistics(scale: Scale) -> Table:
     )
 
 
-def byol_vs_m2(scale: Scale) -> Table:
-    b = base(scale, "imagenet-128gpu")
+def byol_vs_m2(scale: Scale, epochs: int | None = None) -> Table:
+    b = base(scale, "imagenet-128gpu", epochs)
     large = 4 * b.samples
     return Table(
         "byol-vs-m2",
@@ -75,8 +76,8 @@ def byol_vs_m2(scale: Scale) -> Table:
     )
 
 
-def moco(scale: Scale) -> Table:
-    b = base(scale, "moco-v2")
+def moco(scale: Scale, epochs: int | None = None) -> Table:
+    b = base(scale, "moco-v2", epochs)
     extra = SMALL_MOCO if b.small else {}
     return Table(
         "moco",
@@ -90,8 +91,8 @@ def moco(scale: Scale) -> Table:
     )
 
 
-def bn_batch_size(scale: Scale) -> Table:
-    b = base(scale, "imagenet-128gpu")
+def bn_batch_size(scale: Scale, epochs: int | None = None) -> Table:
+    b = base(scale, "imagenet-128gpu", epochs)
     ours = {16: 68.3, 32: 72.0, 48: 72.5, 64: 72.6, 128: 72.9}
     byol = {64: 59.7, 128: 69.6, 256: 71.8, 512: 72.2}
     sizes: dict[str, dict[int, float | None]] = {"split": {**byol}, "momentum": {**ours}}
@@ -115,8 +116,8 @@ def bn_batch_size(scale: Scale) -> Table:
     )
 
 
-def single_machine(scale: Scale) -> Table:
-    ours, simsiam = base(scale, "imagenet-1node"), base(scale, "simsiam")
+def single_machine(scale: Scale, epochs: int | None = None) -> Table:
+    ours, simsiam = base(scale, "imagenet-1node", epochs), base(scale, "simsiam", epochs)
 
     def row(b: Base, method: str, times: int, length: int, changes: Flags, top1: float) -> Row:
         batch, epochs = b.batch * times, b.epochs * length
@@ -142,8 +143,8 @@ def single_machine(scale: Scale) -> Table:
     )
 
 
-def alpha(scale: Scale) -> Table:
-    b = base(scale, "imagenet-128gpu")
+def alpha(scale: Scale, epochs: int | None = None) -> Table:
+    b = base(scale, "imagenet-128gpu", epochs)
     published = {"cosine": 72.0, 1: 61.6, 0.5: 71.2, 0.2: 69.1, 0.1: 69.8, 0.01: 68.9}
     return Table(
         "alpha",
@@ -157,8 +158,8 @@ def alpha(scale: Scale) -> Table:
     )
 
 
-def alpha_base(scale: Scale) -> Table:
-    b = base(scale, "imagenet-128gpu")
+def alpha_base(scale: Scale, epochs: int | None = None) -> Table:
+    b = base(scale, "imagenet-128gpu", epochs)
     published = {1: 72.0, 0.75: 71.6, 0.5: 71.2, 0.2: 69.7, 0.1: 69.5, 0.05: 69.6}
     return Table(
         "alpha-base",
@@ -172,8 +173,8 @@ def alpha_base(scale: Scale) -> Table:
     )
 
 
-def linear_classification(scale: Scale) -> Table:
-    b = base(scale, "imagenet-128gpu")
+def linear_classification(scale: Scale, epochs: int | None = None) -> Table:
+    b = base(scale, "imagenet-128gpu", epochs)
     longer = round(b.epochs * 10 / 3)
     large = size_flags(b.batch, 4 * b.samples)  # the paper's best: 128 samples a device
     return Table(
@@ -191,8 +192,8 @@ def linear_classification(scale: Scale) -> Table:
     )
 
 
-def semi_supervised(scale: Scale) -> Table:
-    b = base(scale, "imagenet-128gpu")
+def semi_supervised(scale: Scale, epochs: int | None = None) -> Table:
+    b = base(scale, "imagenet-128gpu", epochs)
     longer = round(b.epochs * 10 / 3)
     large = size_flags(b.batch, 4 * b.samples)
     short, long = b.pretraining(large), b.pretraining({**large, "train.epochs": longer})
@@ -307,8 +308,8 @@ def _transfer(b: Base, model: str, data: str, schedule: str, published: Mapping[
     ]
 
 
-def coco(scale: Scale) -> Table:
-    b = base(scale, "imagenet-128gpu")
+def coco(scale: Scale, epochs: int | None = None) -> Table:
+    b = base(scale, "imagenet-128gpu", epochs)
     rows = []
     for (model, schedule), published in _COCO.items():
         numbers = {
@@ -326,8 +327,8 @@ def coco(scale: Scale) -> Table:
     )
 
 
-def lvis(scale: Scale) -> Table:
-    b = base(scale, "imagenet-128gpu")
+def lvis(scale: Scale, epochs: int | None = None) -> Table:
+    b = base(scale, "imagenet-128gpu", epochs)
     published = {"random": 22.5, "supervised": 24.4, "moco": 24.1, "m2": 26.1}
     numbers = {init: {"mask AP": value} for init, value in published.items()}
     return Table(
@@ -340,7 +341,13 @@ def lvis(scale: Scale) -> Table:
     )
 
 
-TABLES: dict[str, Callable[[Scale], Table]] = {
+class Build(Protocol):
+    """Makes a table at a scale, with the scale's own length of pretraining or another."""
+
+    def __call__(self, scale: Scale, epochs: int | None = None) -> Table: ...
+
+
+TABLES: dict[str, Build] = {
     "bn-statistics": bn_statistics,
     "byol-vs-m2": byol_vs_m2,
     "moco": moco,
