@@ -52,7 +52,7 @@ def size_flags(batch: int, samples: int) -> Flags:
 _SMALL: Flags = {
     "method.student_norm": "split",
     "method.reference_batch": 64,
-    "optim.lr": 0.2,
+    "optim.lr": 0.1,
     "optim.warmup_epochs": 0.1,
     "views.crop_min": 0.2,
     "views.blur": 0,  # at 32 pixels it removes what is to be learned
