@@ -83,6 +83,16 @@ def _moco_v2(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
     return view, view
 
 
+def _simclr(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
+    """Two views of one kind: twice the colour jitter of the others, blur half of the time."""
+    view = replace(
+        _coloured(views, size, (0.8, 0.8, 0.8, 0.2)),
+        area=_area(views, size, 0.08),
+        blur_p=_blur_p(views, size, 0.5),
+    )
+    return view, view
+
+
 def _supervised(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
     """One view: random crop and flip."""
     return (ViewSpec(size, area=_area(views, size, 0.08)),)
@@ -116,6 +126,7 @@ _RECIPES: dict[str, Callable[[ViewsConfig, int], tuple[ViewSpec, ...]]] = {
     "byol": _byol,
     "moco_v2": _moco_v2,
     "simsiam": _moco_v2,  # SimSiam took MoCo v2's augmentation unchanged.
+    "simclr": _simclr,
     "supervised": _supervised,
     "evaluation": _evaluation,
     "multicrop": _multicrop,

@@ -54,9 +54,6 @@ _SMALL: Flags = {
     "method.reference_batch": 64,
     "optim.lr": 0.1,
     "optim.warmup_epochs": 0.1,
-    "views.crop_min": 0.2,
-    "views.blur": 0,  # at 32 pixels it removes what is to be learned
-    "views.solarize": 0,
     "train.threads": 1,
     "monitor.report": False,
 }

@@ -31,6 +31,14 @@ def test_moco_v2_and_simsiam(recipe):
     assert (first.jitter_p, first.grey_p, first.blur_p, first.solarize_p) == (0.8, 0.2, 0.5, 0.0)
 
 
+def test_simclr():
+    first, second = view_specs(ViewsConfig("simclr"), 224)
+    assert first == second
+    assert first.area == (0.08, 1.0)
+    assert first.jitter == (0.8, 0.8, 0.8, 0.2)
+    assert (first.jitter_p, first.grey_p, first.blur_p, first.solarize_p) == (0.8, 0.2, 0.5, 0.0)
+
+
 def test_supervised_and_evaluation():
     (view,) = view_specs(ViewsConfig("supervised"), 224)
     assert (view.area, view.flip_p, view.centre) == ((0.08, 1.0), 0.5, None)
@@ -50,7 +58,7 @@ def test_multicrop():
     assert views[2].blur_kernel == 9
 
 
-@pytest.mark.parametrize("recipe", ["byol", "moco_v2", "simsiam", "supervised", "multicrop"])
+@pytest.mark.parametrize("recipe", ["byol", "moco_v2", "simsiam", "simclr", "supervised", "multicrop"])
 def test_small_images_are_not_blurred_and_not_cut_small(recipe):
     for size in (32, 64):
         for view in view_specs(ViewsConfig(recipe), size):

@@ -40,6 +40,7 @@ def torchvision_view(image: Tensor, own: Draws, spec: ViewSpec) -> Tensor:
         ("byol", (32, 32), 32),
         ("byol", (96, 96), 96),
         ("moco_v2", (120, 90), 96),
+        ("simclr", (90, 120), 96),
         ("supervised", (40, 40), 32),
         ("evaluation", (120, 90), 96),
         ("multicrop", (100, 130), 96),
