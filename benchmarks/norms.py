@@ -23,6 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from momentum2 import convert_norms
 from momentum2._torchvision import torchvision
+from momentum2.engine.device import keep_large_blocks
 
 DEVICES = 16
 
@@ -149,6 +150,9 @@ def student_runs(args: argparse.Namespace, dtype: torch.dtype) -> dict[str, Call
     return {name: partial(step, forward_of(net, x, args, dtype)) for name, net in nets.items()}
 
 
+CASES = {"teacher": ("teacher forward", teacher_runs), "student": ("student step", student_runs)}
+
+
 def clock(args: argparse.Namespace) -> Callable[[], float]:
     tick = time.process_time if args.clock == "cpu" else time.perf_counter
 
@@ -175,8 +179,10 @@ def main() -> None:
         help="cpu: this process's own time, on a busy machine",
     )
     parser.add_argument("--precision", choices=["fp32", "bf16"], help="default: both")
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--norms-alone", action="store_true", help="leave out all but the norms")
     args = parser.parse_args()
+    keep_large_blocks()  # as training does
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
 
@@ -184,7 +190,8 @@ def main() -> None:
         f"{args.backbone}, {args.device}, {args.threads} thread(s), {args.clock}, torch {torch.__version__}"
     )
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
-    for title, runs in (("teacher forward", teacher_runs), ("student step", student_runs)):
+    for case in args.cases:
+        title, runs = CASES[case]
         for precision in [args.precision] if args.precision else dtypes:
             print(f"\n{title}, {precision}{', norms alone' if args.norms_alone else ''}")
             for name, (seconds, ratio) in ratios(

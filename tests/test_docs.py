@@ -26,6 +26,7 @@ TINY = {
 }
 SHORTER = {
     "momentum2 pretrain ": TINY,
+    "momentum2 reproduce ": {"--rows": "split-momentum"},
     "momentum2 plan ": {"--model.width": 0.125},
     "momentum2 evaluate linear ": {"--floors": "false"},
     "momentum2 detect ": {
