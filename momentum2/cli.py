@@ -10,6 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import yaml
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.table import Table
@@ -78,8 +79,16 @@ def _print_help() -> None:
 
 
 def recipes(arguments: list[str]) -> int:
-    """List the recipes."""
-    parse(make_parser("recipes", "List the named recipes with their headline numbers."), arguments)
+    """List the recipes, or show one."""
+    parser = make_parser("recipes", "List the named recipes with their headline numbers, or show one whole.")
+    parser.usage = "momentum2 recipes [RECIPE]"
+    if arguments and not arguments[0].startswith("-"):
+        parse(parser, arguments[1:])
+        recipe = find(arguments[0])
+        print(f"{recipe.summary}\n\n  {recipe.command}\n\nexpect: {recipe.expect}\n")
+        print(yaml.safe_dump(asdict(recipe.config), sort_keys=False), end="")
+        return 0
+    parse(parser, arguments)
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("recipe", "what it is", "expect"):
         table.add_column(column)

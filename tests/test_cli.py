@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from momentum2.cli import main
 
@@ -70,6 +71,17 @@ def test_recipes_lists_all():
 
     output = momentum2("recipes").stdout
     assert all(name in output for name in RECIPES)
+
+
+def test_a_recipe_is_shown_whole(capsys: pytest.CaptureFixture[str]):
+    assert main(["recipes", "stl10"]) == 0
+    said = capsys.readouterr().out
+    assert "momentum2 pretrain stl10 --data.root STL10" in said
+    assert "88.18" in said
+    settings = yaml.safe_load(said[said.index("method:\n") :])
+    assert settings["train"]["batch_size"] == 2048
+    assert main(["recipes", "stl-10"]) == 2
+    assert "did you mean stl10?" in capsys.readouterr().err
 
 
 def test_import_is_light():
