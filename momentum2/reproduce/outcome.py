@@ -14,6 +14,7 @@ from momentum2.engine.logging import read_metrics
 from momentum2.evaluate.results import RANDOM, RESULTS, read_results
 from momentum2.reproduce.rows import Row, Table
 
+SECONDS = "seconds.json"
 _DIGITS = {"seconds": 3}
 _NAMES = {"top-1": "top-1 %", "kNN": "kNN %", "seconds": "s/iter"}
 
@@ -24,12 +25,10 @@ class Outcome:
 
     Args:
         numbers: By column.
-        floors: top-1 of random initialisation and of raw pixels, if they were measured with it.
         source: The results.json that the headline is from.
     """
 
     numbers: dict[str, float]
-    floors: dict[str, float]
     source: Path
 
 
@@ -42,7 +41,7 @@ def read_outcome(row: Row, out: Path, seed: int) -> Outcome | None:
     for entry in read_results(run / RESULTS).values():
         if entry["evaluation"] == row.evaluation.result and entry["network"] in network:
             numbers = {"top-1": float(entry["accuracy"]["top1"]), **_watched(run)}
-            return Outcome(numbers, entry["floors"], run / RESULTS)
+            return Outcome(numbers, run / RESULTS)
     return None
 
 
@@ -52,7 +51,7 @@ def _detector(path: Path) -> Outcome | None:
     found = json.loads(path.read_text(encoding="utf-8"))
     kinds = {"bbox": "box AP", "segm": "mask AP"}
     numbers = {name: 100 * float(found[kind]["AP"]) for kind, name in kinds.items() if kind in found}
-    return Outcome(numbers, {}, path)
+    return Outcome(numbers, path)
 
 
 def _watched(run: Path) -> dict[str, float]:
@@ -77,11 +76,8 @@ def collect(
     """
     seconds = read_seconds(out)
     rows: list[dict[str, Any]] = []
-    floors: dict[str, float] = {}
     for row in table.rows:
         outcomes = {seed: found for seed in seeds if (found := read_outcome(row, out, seed))}
-        for found in outcomes.values():
-            floors |= found.floors
         columns = {
             name: [o.numbers[name] for o in outcomes.values() if name in o.numbers] for name in table.columns
         }
@@ -113,7 +109,7 @@ def collect(
         "question": table.question,
         "columns": list(table.columns),
         "rows": rows,
-        "floors": floors,
+        "floors": _floors(out, {row.evaluation.result for row in table.rows}),
         "environment": {
             "momentum2": __version__,
             "torch": torch.__version__,
@@ -123,9 +119,19 @@ def collect(
     }
 
 
+def _floors(out: Path, evaluations: set[str]) -> dict[str, float]:
+    """top-1 of the built-in baselines: they are measured with one run and hold for all."""
+    floors: dict[str, float] = {}
+    for path in sorted(out.glob(f"runs/*/*/{RESULTS}")):
+        for entry in read_results(path).values():
+            if entry["evaluation"] in evaluations:
+                floors |= entry["floors"]
+    return floors
+
+
 def read_seconds(out: Path) -> dict[str, float]:
     """Seconds per iteration by the name of the pretraining, where `timing` has measured them."""
-    path = out / "seconds.json"
+    path = out / SECONDS
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 

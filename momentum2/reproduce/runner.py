@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from momentum2.errors import UserError
-from momentum2.reproduce.outcome import collect, markdown, plot, read_outcome, read_seconds
+from momentum2.reproduce.outcome import SECONDS, collect, markdown, plot, read_outcome, read_seconds
 from momentum2.reproduce.rows import Pretraining, Row, Table
 
 
@@ -134,6 +134,8 @@ class _Children:
                     raise Stopped
                 child = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT)
                 self.processes.add(child)
+                if self.stopped:  # meanwhile
+                    child.terminate()
             code = child.wait()
             with self.lock:
                 self.processes.discard(child)
@@ -166,7 +168,7 @@ def _finish(futures: list[Future[None]], children: _Children) -> None:
     waiting = set(futures)
     while waiting:  # in short turns: signals are handled between them
         done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_EXCEPTION)
-        if any(future.exception() for future in done):
+        if any(future.exception() for future in done) and not children.stopped:
             children.stop()
     failures = [error for future in futures if (error := future.exception())]
     for error in sorted(
@@ -218,11 +220,12 @@ def _measure_seconds(work: Work, children: _Children) -> None:
     print(f"{time.strftime('%X')}  start  seconds per iteration on {work.processes} processes", flush=True)
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     words += ["--nproc-per-node", str(work.processes), "-m", "momentum2.reproduce.timing"]
-    log, path = work.out / "seconds.log", work.out / "seconds.json"
-    code = children.run([*words, str(path), *(str(run / "config.yaml") for run in runs.values())], log)
+    log, new = work.out / "seconds.log", work.out / "seconds.new.json"
+    code = children.run([*words, str(new), *(str(run / "config.yaml") for run in runs.values())], log)
     if children.stopped:
         raise Stopped
     if code:
         raise UserError(f"Measuring the seconds per iteration failed; the log is {log}.")
-    measured = dict(zip(runs, json.loads(path.read_text(encoding="utf-8")), strict=True))
-    path.write_text(json.dumps(known | measured, indent=1) + "\n", encoding="utf-8")
+    measured = dict(zip(runs, json.loads(new.read_text(encoding="utf-8")), strict=True))
+    new.write_text(json.dumps(known | measured, indent=1) + "\n", encoding="utf-8")
+    new.replace(work.out / SECONDS)

@@ -105,9 +105,11 @@ def semi(b: Base, percent: int, scratch: bool) -> Evaluation:
         name = f"{percent}percent"
         return Evaluation("evaluate semi", ("--list", f"{name}.txt"), f"semi {name}", scratch)
     fraction = f"{percent / 100:g}"
-    options = ["--fraction", fraction, "--batch_size", "8", "--threads", "1"]
+    options = ["--fraction", fraction, "--lr", "0.2", "--threads", "1"]
     if b.scale == "smoke":
-        options += ["--epochs", "2"]
+        options += ["--batch_size", "8", "--epochs", "2"]
+    else:  # of all images, not of those that the other evaluations make do with
+        options += ["--batch_size", "64" if percent >= 10 else "16", "--data.train_size", "50000"]
     return Evaluation("evaluate semi", tuple(options), f"semi {fraction}", scratch)
 
 
