@@ -123,18 +123,22 @@ class _Children:
     """The commands that are running."""
 
     def __init__(self) -> None:
-        self.lock, self.processes, self.stopped = threading.Lock(), set[subprocess.Popen[bytes]](), False
+        self.lock, self.processes, self.stopped = (
+            threading.Lock(),
+            set[subprocess.Popen[bytes]](),
+            threading.Event(),
+        )
 
     def run(self, words: list[str], log: Path) -> int:
         """Run a command to its end with its output in `log`; returns its exit code."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
             with self.lock:
-                if self.stopped:
+                if self.stopped.is_set():
                     raise Stopped
                 child = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT)
                 self.processes.add(child)
-                if self.stopped:  # meanwhile
+                if self.stopped.is_set():  # meanwhile
                     child.terminate()
             code = child.wait()
             with self.lock:
@@ -143,7 +147,7 @@ class _Children:
 
     def stop(self) -> None:
         """Ask all to save and end, and start no more."""
-        self.stopped = True  # first: a signal may come while `run` holds the lock
+        self.stopped.set()  # first: a signal may come while `run` holds the lock
         for child in list(self.processes):
             child.terminate()
 
@@ -168,7 +172,7 @@ def _finish(futures: list[Future[None]], children: _Children) -> None:
     waiting = set(futures)
     while waiting:  # in short turns: signals are handled between them
         done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_EXCEPTION)
-        if any(future.exception() for future in done) and not children.stopped:
+        if any(future.exception() for future in done) and not children.stopped.is_set():
             children.stop()
     failures = [error for future in futures if (error := future.exception())]
     for error in sorted(
@@ -201,7 +205,7 @@ def _run_group(work: Work, run: Pretraining, seed: int, rows: list[Row], childre
 def _command(work: Work, words: list[str], log: Path, children: _Children) -> None:
     start = list(work.launcher) or [sys.executable]
     code = children.run([*start, "-m", "momentum2", *words], log)
-    if code == os.EX_TEMPFAIL or (code and children.stopped):
+    if code == os.EX_TEMPFAIL or (code and children.stopped.is_set()):
         raise Stopped
     if code:
         said = [
@@ -222,7 +226,7 @@ def _measure_seconds(work: Work, children: _Children) -> None:
     words += ["--nproc-per-node", str(work.processes), "-m", "momentum2.reproduce.timing"]
     log, new = work.out / "seconds.log", work.out / "seconds.new.json"
     code = children.run([*words, str(new), *(str(run / "config.yaml") for run in runs.values())], log)
-    if children.stopped:
+    if children.stopped.is_set():
         raise Stopped
     if code:
         raise UserError(f"Measuring the seconds per iteration failed; the log is {log}.")
