@@ -64,7 +64,9 @@ def reproduce(arguments: list[str]) -> int:
     work = Work(
         table=table,
         out=Path(options.out or f"runs/reproduce/{options.scale}"),
-        seeds=_seeds(options.seeds or ("0,1" if options.scale == "cifar" else "0")),
+        seeds=_seeds(
+            ("0,1" if options.scale == "cifar" else "0") if options.seeds is None else options.seeds
+        ),
         root=_root(options.data, "--data", options.scale != "smoke", "PRETRAINING_IMAGES", options.dry_run),
         detection_root=_root(
             options.detection_data,

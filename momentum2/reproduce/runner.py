@@ -92,7 +92,7 @@ def reproduce(work: Work, jobs: int) -> str:
         futures = [
             pool.submit(_run_group, work, run, seed, rows, children) for run, seed, rows in work.groups()
         ]
-        _finish(futures, children)
+        _finish(work, futures, children)
         if work.processes and "seconds" in work.table.columns:
             _measure_seconds(work, children)
     return write_table(work)
@@ -167,13 +167,15 @@ def _stop_on_signals() -> Iterator[_Children]:
             signal.signal(number, handler)
 
 
-def _finish(futures: list[Future[None]], children: _Children) -> None:
-    """Wait for all; the first that fails lets those that run come to a checkpoint."""
+def _finish(work: Work, futures: list[Future[None]], children: _Children) -> None:
+    """Wait for all, with the table up to date; the first that fails lets those that run come to a checkpoint."""
     waiting = set(futures)
     while waiting:  # in short turns: signals are handled between them
         done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_EXCEPTION)
         if any(future.exception() for future in done) and not children.stopped.is_set():
             children.stop()
+        if done:
+            write_table(work)
     failures = [error for future in futures if (error := future.exception())]
     for error in sorted(
         failures, key=lambda e: isinstance(e, Stopped)

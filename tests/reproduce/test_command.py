@@ -88,6 +88,7 @@ def test_dry_run_prints_commands_and_makes_nothing(tmp_path: Path, capsys):
         (["alpha", "--scale", "huge"], "--scale takes"),
         (["alpha", "--rows", "alpha-2"], "its rows are alpha-cosine"),
         (["alpha", "--seeds", "0,x"], "--seeds takes whole numbers"),
+        (["alpha", "--seeds", ""], "--seeds takes whole numbers"),
         (["alpha", "--jobs", "-1"], "--jobs must be at least 1"),
         (["alpha", "--scale", "cifar"], "Say where the images are: --data DIR."),
         (["alpha", "--scale", "cifar", "--data", "nowhere"], "--data nowhere is not a folder"),
