@@ -87,3 +87,9 @@ def test_a_recipe_is_shown_whole(capsys: pytest.CaptureFixture[str]):
 def test_import_is_light():
     code = "import sys, momentum2; print([m for m in sys.modules if m.startswith('torchvision')])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_a_probe_for_several_processes_takes_the_time_of_one(capsys: pytest.CaptureFixture[str]):
+    small = ["--model.width", "0.125", "--train.batch_size", "8", "--train.threads", "1"]
+    assert main(["plan", "quickstart", "--processes", "2", "--probe", "true", *small]) == 0
+    assert "s a step" in capsys.readouterr().out

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from momentum2 import distributed
 from momentum2.augment import draw, render, view_specs
 from momentum2.config import Config
 from momentum2.data import open_dataset
@@ -100,10 +101,14 @@ def step_seconds(config: Config, plan: Plan, classes: int, steps: int = 4) -> fl
 
 
 def make_step(config: Config, plan: Plan, classes: int, device: torch.device) -> Callable[[int], None]:
-    """A function that takes optimizer step k on random images, augmentation included, and waits for its end."""
+    """A function that takes optimizer step k on random images and waits for its end.
+
+    Augmentation is included; reading images, the norm of the gradient and what is logged are not.
+    """
     method = build_method(config, plan, classes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = build_optimizer(method.train().named_parameters(), config.optim, lr=0.0)
-    model = DistributedDataParallel(method, broadcast_buffers=False) if plan.world > 1 else method
+    alone = distributed.world_size() == 1
+    model = method if alone else DistributedDataParallel(method, broadcast_buffers=False)
     specs = view_specs(config.views, config.data.image_size)
     n, side = plan.micro_batch, config.data.image_size
     images = torch.randint(0, 256, (n, 3, side, side), dtype=torch.uint8, device=device)

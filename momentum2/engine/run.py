@@ -118,12 +118,13 @@ def _check_resume(run: Run, config: RunConfig, resume: Resume) -> None:
             f"{out} has no checkpoint to resume from; check --out, or use --resume auto to start."
         )
     if exists and run.checkpoints.steps():  # before the first checkpoint there is nothing to be true to
-        _check_config(out, config)
+        check_config(out, config)
     elif run.checkpoints.steps():
         raise UserError(f"{out} has checkpoints but no {CONFIG} to compare with; choose another --out.")
 
 
-def _check_config(out: Path, config: RunConfig) -> None:
+def check_config(out: Path, config: RunConfig) -> None:
+    """Raise a `UserError` if the run in `out` has other settings that decide what is computed."""
     settings = asdict(config)
     try:
         read = yaml.safe_load((out / CONFIG).read_text(encoding="utf-8"))

@@ -37,13 +37,15 @@ def reproduce(arguments: list[str]) -> int:
         "--epochs",
         type=int | None,
         default=None,
-        help="Length of the pretraining instead of the scale's own.",
+        help="Length of the shortest pretraining instead of the scale's own.",
     )
     add("--out", type=str | None, default=None, help="Where all goes (default: runs/reproduce/SCALE).")
     add("--data", type=str | None, default=None, help="The images to pretrain on; smoke needs none.")
     add("--detection-data", type=str | None, default=None, help="COCO or LVIS, for the tables about them.")
-    add("--jobs", type=int, default=0, help="Runs side by side (default: one for each free core, paper: 1).")
-    add("--launcher", type=str | None, default=None, help="What starts a command (paper: torchrun ...).")
+    add(
+        "--jobs", type=int | None, default=None, help="Runs side by side (default: the free cores; paper: 1)."
+    )
+    add("--launcher", type=str | None, default=None, help="What starts `-m momentum2 ...` (paper: torchrun).")
     add("--dry-run", action="store_true", help="Print the commands instead of running them.")
     if arguments and arguments[0] in ("-h", "--help"):
         parse(parser, arguments)
@@ -54,15 +56,26 @@ def reproduce(arguments: list[str]) -> int:
         close = get_close_matches(name, TABLES, n=1)
         hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(TABLES)}."
         raise UserError(f"There is no table called {name!r}; {hint}")
-    if options.jobs < 0:
+    if options.jobs is not None and options.jobs < 1:
         raise UserError(f"--jobs must be at least 1, not {options.jobs}.")
     paper = options.scale == "paper"
+    if paper and options.launcher is None and not options.dry_run:
+        raise UserError(
+            "Say how commands start on your devices, such as --launcher 'torchrun --nproc-per-node 8', or print them "
+            "with --dry-run."
+        )
+    if options.scale == "smoke" and options.data is not None:
+        raise UserError("--scale smoke draws its own images; leave --data out, or use --scale cifar.")
     launcher = options.launcher or ("torchrun --nproc-per-node 8" if paper else "")
     if options.epochs is not None and options.epochs < 1:
         raise UserError(f"--epochs must be at least 1, not {options.epochs}.")
-    table = _rows(TABLES[name](options.scale, options.epochs), options.rows)
+    table = TABLES[name](options.scale, options.epochs)
+    keys = _keys(table, options.rows)
+    if not options.dry_run:
+        _check_lists(table, keys)
     work = Work(
-        table=table,
+        table=replace(table, epochs=options.epochs),
+        keys=keys,
         out=Path(options.out or f"runs/reproduce/{options.scale}"),
         seeds=_seeds(
             ("0,1" if options.scale == "cifar" else "0") if options.seeds is None else options.seeds
@@ -87,19 +100,27 @@ def reproduce(arguments: list[str]) -> int:
         write_table(work)
         print("Stopped and saved: run the same command again to go on.")
         return os.EX_TEMPFAIL
-    print(f"\n{text}\nWritten to {work.out / name}.md, .json and .png.")
+    print(f"\n{text}\nWritten to {work.out / work.table.stem}.md, .json and .png.")
     return 0
 
 
-def _rows(table: Table, wanted: str | None) -> Table:
-    if wanted is None:
-        return table
-    keys = [key.strip() for key in wanted.split(",")]
-    known = {row.key: row for row in table.rows}
+def _keys(table: Table, wanted: str | None) -> tuple[str, ...]:
+    known = tuple(row.key for row in table.rows)
+    keys = known if wanted is None else tuple(dict.fromkeys(key.strip() for key in wanted.split(",")))
     for key in keys:
         if key not in known:
             raise UserError(f"{table.name} has no row {key!r}; its rows are {', '.join(known)}.")
-    return replace(table, rows=tuple(known[key] for key in dict.fromkeys(keys)))
+    return keys
+
+
+def _check_lists(table: Table, keys: tuple[str, ...]) -> None:
+    """Fine-tuning comes after days of pretraining: its lists of images had better be there."""
+    for row in table.rows:
+        options = row.evaluation.options
+        if row.key in keys and "--list" in options:
+            name = options[options.index("--list") + 1]
+            if not Path(name).is_file():
+                raise UserError(f"There is no {name} here; put SimCLR's list of labelled images there.")
 
 
 def _seeds(text: str) -> tuple[int, ...]:

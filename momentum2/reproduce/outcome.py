@@ -2,6 +2,7 @@
 
 import json
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -14,7 +15,6 @@ from momentum2.engine.logging import read_metrics
 from momentum2.evaluate.results import RANDOM, RESULTS, read_results
 from momentum2.reproduce.rows import Row, Table
 
-SECONDS = "seconds.json"
 _DIGITS = {"seconds": 3}
 _NAMES = {"top-1": "top-1 %", "kNN": "kNN %", "seconds": "s/iter"}
 
@@ -37,12 +37,16 @@ def read_outcome(row: Row, out: Path, seed: int) -> Outcome | None:
     run = row.pretraining.run(out, seed)
     if row.evaluation.detects:
         return _detector(row.detector(out, seed) / RESULTS)
-    network = [RANDOM] if row.evaluation.scratch else ["teacher", "student"]
-    for entry in read_results(run / RESULTS).values():
-        if entry["evaluation"] == row.evaluation.result and entry["network"] in network:
-            numbers = {"top-1": float(entry["accuracy"]["top1"]), **_watched(run)}
-            return Outcome(numbers, run / RESULTS)
-    return None
+    found = {
+        entry["network"]: entry
+        for entry in read_results(run / RESULTS).values()
+        if entry["evaluation"] == row.evaluation.result and entry["settings"]["seed"] == seed
+    }
+    networks = [RANDOM] if row.evaluation.scratch else ["teacher", "student"]  # the student where it is alone
+    entry = next((found[name] for name in networks if name in found), None)
+    if entry is None:
+        return None
+    return Outcome({"top-1": float(entry["accuracy"]["top1"]), **_watched(run)}, run / RESULTS)
 
 
 def _detector(path: Path) -> Outcome | None:
@@ -64,20 +68,23 @@ def _watched(run: Path) -> dict[str, float]:
 
 
 def collect(
-    table: Table, out: Path, seeds: tuple[int, ...], commands: dict[tuple[str, int], list[str]]
+    table: Table, out: Path, seconds: dict[str, float], commands: Callable[[Row, int], list[str]]
 ) -> dict[str, Any]:
     """All that is known so far, as it is written to TABLE.json.
 
     Args:
         table: The table.
         out: Where its runs are.
-        seeds: The seeds to look for.
-        commands: The commands of a row's key and seed, as text.
+        seconds: Seconds per iteration by the name of the pretraining, where they were measured in turns.
+        commands: The commands of a row with a seed, as text.
     """
-    seconds = read_seconds(out)
     rows: list[dict[str, Any]] = []
     for row in table.rows:
-        outcomes = {seed: found for seed in seeds if (found := read_outcome(row, out, seed))}
+        outcomes = {
+            seed: found
+            for seed in _seeds(row.pretraining.run(out, 0).parent)
+            if (found := read_outcome(row, out, seed))
+        }
         columns = {
             name: [o.numbers[name] for o in outcomes.values() if name in o.numbers] for name in table.columns
         }
@@ -96,7 +103,7 @@ def collect(
                         "seed": seed,
                         "numbers": found.numbers,
                         "results": str(found.source.relative_to(out)),
-                        "commands": commands[row.key, seed],
+                        "commands": commands(row, seed),
                     }
                     for seed, found in outcomes.items()
                 ],
@@ -105,11 +112,12 @@ def collect(
     return {
         "table": table.name,
         "scale": table.scale,
+        "epochs": table.epochs,
         "title": table.title,
         "question": table.question,
         "columns": list(table.columns),
         "rows": rows,
-        "floors": _floors(out, {row.evaluation.result for row in table.rows}),
+        "floors": _floors(out, table),
         "environment": {
             "momentum2": __version__,
             "torch": torch.__version__,
@@ -119,20 +127,20 @@ def collect(
     }
 
 
-def _floors(out: Path, evaluations: set[str]) -> dict[str, float]:
-    """top-1 of the built-in baselines: they are measured with one run and hold for all."""
+def _seeds(runs: Path) -> list[int]:
+    """The seeds of which there are runs."""
+    return sorted(int(path.name.removeprefix("seed-")) for path in runs.glob("seed-*") if path.is_dir())
+
+
+def _floors(out: Path, table: Table) -> dict[str, float]:
+    """top-1 of random initialisation and raw pixels, which are measured with one run and hold for all."""
+    linear = {row.evaluation.result for row in table.rows if row.evaluation.verb == "evaluate linear"}
     floors: dict[str, float] = {}
     for path in sorted(out.glob(f"runs/*/*/{RESULTS}")):
         for entry in read_results(path).values():
-            if entry["evaluation"] in evaluations:
+            if entry["evaluation"] in linear:
                 floors |= entry["floors"]
     return floors
-
-
-def read_seconds(out: Path) -> dict[str, float]:
-    """Seconds per iteration by the name of the pretraining, where `timing` has measured them."""
-    path = out / SECONDS
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 def markdown(found: dict[str, Any]) -> str:
@@ -153,7 +161,8 @@ def markdown(found: dict[str, Any]) -> str:
     for name, top1 in found["floors"].items():
         lines.append([f"*{name}*", _cell("top-1", top1, None), *[""] * (len(head) - 2)])
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return f"## {found['title']}\n\n{found['question']} Scale: {found['scale']}.\n\n{text}\n"
+    epochs = f", {found['epochs']} epoch" + "s" * (found["epochs"] != 1) if found["epochs"] else ""
+    return f"## {found['title']}\n\n{found['question']} Scale: {found['scale']}{epochs}.\n\n{text}\n"
 
 
 def _cell(column: str, value: float | None, spread: float | None) -> str:
@@ -164,12 +173,15 @@ def _cell(column: str, value: float | None, spread: float | None) -> str:
 
 
 def plot(found: dict[str, Any], path: Path) -> bool:
-    """A picture of the headline column, ours beside the paper's; False without matplotlib."""
+    """A picture of the headline column, ours beside the paper's; False without matplotlib or without numbers."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         return False
-    column, rows = found["columns"][0], [r for r in found["rows"] if r["mean"]]
+    column = found["columns"][0]
+    rows = [r for r in found["rows"] if column in r["mean"]]
+    if not rows:
+        return False
     rows.reverse()  # the first row is on top
     figure = Figure(figsize=(9, 1.4 + 0.42 * len(rows)), layout="constrained")
     ours, theirs = figure.subplots(1, 2, sharey=True)

@@ -33,13 +33,16 @@ class Pretraining:
         """Its run directory."""
         return out / "runs" / self.name.replace(" ", ",") / f"seed-{seed}"
 
-    def command(self, out: Path, seed: int, root: str | None) -> list[str]:
-        """The words after `momentum2`; `root` is where the images are."""
+    def flags(self, seed: int, root: str | None) -> list[str]:
+        """What is changed in the recipe; `root` is where the images are."""
         flags = {**self.common, **self.changes, "train.seed": seed}
         if root is not None:
             flags |= {"data.root": root, "eval_data.root": root}
-        words = [word for name, value in flags.items() for word in (f"--{name}", _word(value))]
-        return ["pretrain", self.recipe, *words, "--out", str(self.run(out, seed))]
+        return [word for name, value in flags.items() for word in (f"--{name}", _word(value))]
+
+    def command(self, out: Path, seed: int, root: str | None) -> list[str]:
+        """The words after `momentum2`."""
+        return ["pretrain", self.recipe, *self.flags(seed, root), "--out", str(self.run(out, seed))]
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,8 @@ class Row:
 
     def detector(self, out: Path, seed: int) -> Path:
         """The run directory of a row that fine-tunes a detector."""
-        return out / "detectors" / self.key / f"seed-{seed}"
+        run = self.pretraining.run(out, seed)
+        return out / "detectors" / run.parent.name / self.key / run.name
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,7 @@ class Table:
         question: What it is to answer.
         rows: Its lines.
         columns: The columns of numbers, the headline first.
+        epochs: Length of the (shortest) pretraining, if it is not the scale's own.
     """
 
     name: str
@@ -116,6 +121,12 @@ class Table:
     question: str
     rows: tuple[Row, ...]
     columns: tuple[str, ...] = ("top-1", "kNN", "seconds")
+    epochs: int | None = None
+
+    @property
+    def stem(self) -> str:
+        """The name of its files."""
+        return self.name if self.epochs is None else f"{self.name}-{self.epochs}-epochs"
 
 
 def _word(value: object) -> str:

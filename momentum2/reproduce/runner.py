@@ -16,8 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from momentum2.arguments import add_config, make_parser, parse, read_config
+from momentum2.engine.encoder import ENCODER
+from momentum2.engine.run import CONFIG, check_config
 from momentum2.errors import UserError
-from momentum2.reproduce.outcome import SECONDS, collect, markdown, plot, read_outcome, read_seconds
+from momentum2.recipes import find
+from momentum2.reproduce.outcome import collect, markdown, plot, read_outcome
 from momentum2.reproduce.rows import Pretraining, Row, Table
 
 
@@ -30,7 +34,8 @@ class Work:
     """A table to be reproduced.
 
     Args:
-        table: The table, with the rows that are wanted.
+        table: The table.
+        keys: The rows that are to be run.
         out: Where everything goes.
         seeds: Each row is run with each.
         root: Images to pretrain on, where the scale needs some.
@@ -40,6 +45,7 @@ class Work:
     """
 
     table: Table
+    keys: tuple[str, ...]
     out: Path
     seeds: tuple[int, ...]
     root: str | None
@@ -49,10 +55,10 @@ class Work:
 
     def groups(self) -> Iterator[tuple[Pretraining, int, list[Row]]]:
         """The rows that share a run, seed by seed, so that the first seed of all rows is there first."""
+        wanted = [row for row in self.table.rows if row.key in self.keys]
         for seed in self.seeds:
-            names = dict.fromkeys(row.pretraining.name for row in self.table.rows)
-            for name in names:
-                rows = [row for row in self.table.rows if row.pretraining.name == name]
+            for name in dict.fromkeys(row.pretraining.name for row in wanted):
+                rows = [row for row in wanted if row.pretraining.name == name]
                 yield rows[0].pretraining, seed, rows
 
     def pretrain(self, run: Pretraining, seed: int) -> list[str]:
@@ -60,7 +66,7 @@ class Work:
 
     def evaluate(self, row: Row, seed: int) -> list[str]:
         run, detector = row.pretraining.run(self.out, seed), row.detector(self.out, seed)
-        floors = row is self.table.rows[0] and seed == self.seeds[0]  # they are the same for all
+        floors = row.key == self.keys[0] and seed == self.seeds[0]  # they are the same for all
         return row.evaluation.command(run, detector, seed, floors, self.detection_root)
 
     def text(self, words: list[str]) -> str:
@@ -85,9 +91,14 @@ def reproduce(work: Work, jobs: int) -> str:
         Stopped: After SIGTERM or SIGINT; the runs have saved their state.
         UserError: If a command fails; the others end first, and the sentence names its log.
     """
-    work.out.mkdir(parents=True, exist_ok=True)
     if work.launcher and shutil.which(work.launcher[0]) is None:
         raise UserError(f"--launcher: there is no program called {work.launcher[0]}.")
+    try:
+        work.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{work.out} cannot be made ({error.strerror}); choose another --out.") from None
+    for run, seed, _ in work.groups():
+        _check_settings(work, run, seed)
     with _stop_on_signals() as children, ThreadPoolExecutor(jobs) as pool:
         futures = [
             pool.submit(_run_group, work, run, seed, rows, children) for run, seed, rows in work.groups()
@@ -100,20 +111,16 @@ def reproduce(work: Work, jobs: int) -> str:
 
 def write_table(work: Work) -> str:
     """Write TABLE.json, TABLE.md and TABLE.png of what is finished; returns the Markdown."""
-    texts = {
-        (row.key, seed): [
-            work.text(work.pretrain(row.pretraining, seed)),
-            work.text(work.evaluate(row, seed)),
-        ]
-        for row in work.table.rows
-        for seed in work.seeds
-    }
-    found = collect(work.table, work.out, work.seeds, texts)
-    text, stem = markdown(found), work.out / work.table.name
+
+    def texts(row: Row, seed: int) -> list[str]:
+        return [work.text(work.pretrain(row.pretraining, seed)), work.text(work.evaluate(row, seed))]
+
+    found = collect(work.table, work.out, _read_seconds(work), texts)
+    text, stem = markdown(found), work.out / work.table.stem
     stem.with_suffix(".json").write_text(
         json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
     )
-    if any(row["mean"] for row in found["rows"]) and not plot(found, stem.with_suffix(".png")):
+    if any("seeds" in row for row in found["rows"]) and not plot(found, stem.with_suffix(".png")):
         text += "\nFor a plot: pip install 'momentum2[reproduce]'.\n"
     stem.with_suffix(".md").write_text(text, encoding="utf-8")
     return text
@@ -123,31 +130,30 @@ class _Children:
     """The commands that are running."""
 
     def __init__(self) -> None:
-        self.lock, self.processes, self.stopped = (
-            threading.Lock(),
-            set[subprocess.Popen[bytes]](),
-            threading.Event(),
-        )
+        self.lock, self.processes, self._stopped = threading.Lock(), set[subprocess.Popen[bytes]](), False
 
     def run(self, words: list[str], log: Path) -> int:
         """Run a command to its end with its output in `log`; returns its exit code."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
             with self.lock:
-                if self.stopped.is_set():
+                if self.is_stopped():
                     raise Stopped
                 child = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT)
                 self.processes.add(child)
-                if self.stopped.is_set():  # meanwhile
+                if self.is_stopped():  # meanwhile
                     child.terminate()
             code = child.wait()
             with self.lock:
                 self.processes.discard(child)
         return code
 
+    def is_stopped(self) -> bool:
+        return self._stopped
+
     def stop(self) -> None:
         """Ask all to save and end, and start no more."""
-        self.stopped.set()  # first: a signal may come while `run` holds the lock
+        self._stopped = True  # first: a signal may come while `run` holds the lock
         for child in list(self.processes):
             child.terminate()
 
@@ -159,7 +165,7 @@ def _stop_on_signals() -> Iterator[_Children]:
     def handle(number: int, frame: FrameType | None) -> None:
         children.stop()
 
-    previous = {s: signal.signal(s, handle) for s in (signal.SIGTERM, signal.SIGINT)}
+    previous = {s: signal.signal(s, handle) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:
         yield children
     finally:
@@ -172,7 +178,7 @@ def _finish(work: Work, futures: list[Future[None]], children: _Children) -> Non
     waiting = set(futures)
     while waiting:  # in short turns: signals are handled between them
         done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_EXCEPTION)
-        if any(future.exception() for future in done) and not children.stopped.is_set():
+        if any(future.exception() for future in done) and not children.is_stopped():
             children.stop()
         if done:
             write_table(work)
@@ -186,7 +192,7 @@ def _finish(work: Work, futures: list[Future[None]], children: _Children) -> Non
 def _run_group(work: Work, run: Pretraining, seed: int, rows: list[Row], children: _Children) -> None:
     name, directory = f"{run.name}, seed {seed}", run.run(work.out, seed)
     start, worked = time.monotonic(), False
-    if not (directory / "encoder.safetensors").exists():
+    if not (directory / ENCODER).exists():
         print(
             f"{time.strftime('%X')}  start  {name}  (momentum2 watch {shlex.quote(str(directory))})",
             flush=True,
@@ -198,7 +204,8 @@ def _run_group(work: Work, run: Pretraining, seed: int, rows: list[Row], childre
             worked = True
             _command(work, work.evaluate(row, seed), directory.with_suffix(".log"), children)
         found = read_outcome(row, work.out, seed)
-        assert found is not None
+        if found is None:
+            raise UserError(f"{row.label} ended without a result; see {directory.with_suffix('.log')}.")
         numbers = "  ".join(f"{column} {value:.4g}" for column, value in found.numbers.items())
         minutes = f"  in {(time.monotonic() - start) / 60:.1f} min" if worked else "  (finished before)"
         print(f"{time.strftime('%X')}  done   {row.label}, seed {seed}: {numbers}{minutes}", flush=True)
@@ -206,32 +213,52 @@ def _run_group(work: Work, run: Pretraining, seed: int, rows: list[Row], childre
 
 def _command(work: Work, words: list[str], log: Path, children: _Children) -> None:
     start = list(work.launcher) or [sys.executable]
+    before = log.stat().st_size if log.exists() else 0
     code = children.run([*start, "-m", "momentum2", *words], log)
-    if code == os.EX_TEMPFAIL or (code and children.stopped.is_set()):
+    if code == os.EX_TEMPFAIL or (code and children.is_stopped()):
         raise Stopped
     if code:
-        said = [
-            line for line in log.read_text(errors="replace").splitlines() if line.startswith("momentum2: ")
-        ]
-        why = said[-1].removeprefix("momentum2: ") if code == 2 and said else f"It ended with code {code}."
+        lines = log.read_bytes()[before:].decode(errors="replace").splitlines()
+        said = [line.removeprefix("momentum2: ") for line in lines if line.startswith("momentum2: ")]
+        why = said[-1] if said else f"It ended with code {code}."
         raise UserError(f"{work.text(words)} failed: {why} Its log is {log}.")
 
 
+def _check_settings(work: Work, run: Pretraining, seed: int) -> None:
+    """Refuse to take a run with other settings, such as an older version's, for this one."""
+    directory = run.run(work.out, seed)
+    if (directory / CONFIG).exists():
+        parser = make_parser("pretrain", "")
+        add_config(parser, find(run.recipe).config)
+        check_config(directory, read_config(parser, parse(parser, run.flags(seed, work.root))))
+
+
 def _measure_seconds(work: Work, children: _Children) -> None:
-    """Seconds per iteration of each row, in turns on real processes: what the norms' communication costs."""
+    """Seconds per iteration of the table's runs, in turns on real processes: what the norms' communication costs."""
     runs = {row.pretraining.name: row.pretraining.run(work.out, work.seeds[0]) for row in work.table.rows}
-    known = read_seconds(work.out)
-    if known.keys() >= runs.keys():
+    finished = {name: run for name, run in runs.items() if (run / ENCODER).exists()}
+    if _read_seconds(work).keys() >= finished.keys():
         return
     print(f"{time.strftime('%X')}  start  seconds per iteration on {work.processes} processes", flush=True)
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     words += ["--nproc-per-node", str(work.processes), "-m", "momentum2.reproduce.timing"]
-    log, new = work.out / "seconds.log", work.out / "seconds.new.json"
-    code = children.run([*words, str(new), *(str(run / "config.yaml") for run in runs.values())], log)
-    if children.stopped.is_set():
+    path = _seconds_file(work)
+    log, new = path.with_suffix(".log"), path.with_suffix(".new")
+    code = children.run([*words, str(new), *(str(run / CONFIG) for run in finished.values())], log)
+    if children.is_stopped():
         raise Stopped
     if code:
         raise UserError(f"Measuring the seconds per iteration failed; the log is {log}.")
-    measured = dict(zip(runs, json.loads(new.read_text(encoding="utf-8")), strict=True))
-    new.write_text(json.dumps(known | measured, indent=1) + "\n", encoding="utf-8")
-    new.replace(work.out / SECONDS)
+    measured = dict(zip(finished, json.loads(new.read_text(encoding="utf-8")), strict=True))
+    new.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+    new.replace(path)
+
+
+def _seconds_file(work: Work) -> Path:
+    return work.out / f"{work.table.stem}.seconds.json"
+
+
+def _read_seconds(work: Work) -> dict[str, float]:
+    """Seconds per iteration by the name of the pretraining, where they have been measured."""
+    path = _seconds_file(work)
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}

@@ -31,6 +31,10 @@ class Base:
         """Whether it is meant for a CPU."""
         return self.scale != "paper"
 
+    def size(self, samples: int) -> Flags:
+        """The flags for other samples a device: a cluster keeps its devices, one machine its batch."""
+        return size_flags(self.batch if self.small else self.batch // self.samples * samples, samples)
+
     def pretraining(self, changes: Flags) -> Pretraining:
         """A run with some changes; those that change nothing are left out."""
         sections = find(self.recipe).config
@@ -54,6 +58,7 @@ _SMALL: Flags = {
     "method.reference_batch": 64,
     "optim.lr": 0.1,
     "optim.warmup_epochs": 0.1,
+    "train.device": "cpu",
     "train.threads": 1,
     "monitor.report": False,
 }
@@ -95,7 +100,9 @@ SMALL_SIMSIAM: Flags = {
 def linear(b: Base) -> Evaluation:
     """The paper's linear evaluation; on a CPU, on cached features."""
     if b.small:
-        return Evaluation("evaluate linear", ("--protocol", "cached", "--threads", "1"), "linear cached")
+        return Evaluation(
+            "evaluate linear", ("--protocol", "cached", "--device", "cpu", "--threads", "1"), "linear cached"
+        )
     return Evaluation("evaluate linear", (), "linear")
 
 
@@ -105,7 +112,7 @@ def semi(b: Base, percent: int, scratch: bool) -> Evaluation:
         name = f"{percent}percent"
         return Evaluation("evaluate semi", ("--list", f"{name}.txt"), f"semi {name}", scratch)
     fraction = f"{percent / 100:g}"
-    options = ["--fraction", fraction, "--lr", "0.2", "--threads", "1"]
+    options = ["--fraction", fraction, "--lr", "0.2", "--device", "cpu", "--threads", "1"]
     if b.scale == "smoke":
         options += ["--batch_size", "8", "--epochs", "2"]
     else:  # of all images, not of those that the other evaluations make do with
@@ -117,9 +124,9 @@ def detection(b: Base, model: str, data: str, schedule: str, scratch: bool) -> E
     """Fine-tuning a detector: COCO or LVIS, on a CPU the embedded shapes."""
     if not b.small:
         options = ["--data.name", data, "--schedule", schedule]
-    elif b.scale == "cifar":
-        options = ["--train.threads", "1", "--train.epochs", "2" if schedule == "1x" else "4"]
     else:
-        options = ["--train.threads", "1", "--train.epochs", "1"]
+        options = ["--train.device", "cpu", "--train.threads", "1"]
+        options += ["--train.epochs", "2" if schedule == "2x" and b.scale == "cifar" else "1"]
+    if b.scale == "smoke":
         options += ["--data.train_size", "64", "--data.test_size", "16"]
     return Evaluation("detect", ("--model", model, *options), "detection", scratch)

@@ -27,13 +27,13 @@ _IMAGES = 1_000_000  # the length of the schedule, which takes no time
 
 def measure(configs: list[Path], repeats: int = REPEATS) -> list[float]:
     """Median seconds of an optimizer step of each config."""
-    device = choose_device("auto")
     keep_large_blocks()
     torch.set_num_threads(1)
+    read = [config_from_file(path) for path in configs]
+    device = choose_device(read[0].train.device)
     with joined(device):
         steps = []
-        for path in configs:
-            config = config_from_file(path)
+        for config in read:
             steps.append(make_step(config, resolve(config, _IMAGES, distributed.world_size()), 10, device))
         seconds: list[list[float]] = [[] for _ in steps]
         for k in range(repeats + 2):

@@ -9,7 +9,6 @@ import pytest
 from momentum2.reproduce import TABLES
 from momentum2.reproduce.outcome import collect, markdown, plot, read_outcome
 
-SEEDS = (0, 1)
 TABLE = TABLES["bn-statistics"]("cifar")
 TOP1 = {0: 51.25, 1: 53.75}
 
@@ -25,6 +24,7 @@ def out(tmp_path: Path) -> Path:
                 "evaluation": "linear cached",
                 "network": "teacher",
                 "accuracy": {"top1": TOP1[seed]},
+                "settings": {"seed": seed},
                 "floors": {"raw pixels": 40.0} if row is TABLE.rows[0] else {},
             }
             baseline = {**entry, "network": "raw pixels", "accuracy": {"top1": 40.0}}
@@ -39,9 +39,8 @@ def out(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def found(out: Path) -> dict:
-    texts = {(row.key, seed): ["momentum2 ..."] for row in TABLE.rows for seed in SEEDS}
-    return collect(TABLE, out, SEEDS, texts)
+def found(out: Path, seconds: dict[str, float] | None = None) -> dict:
+    return collect(TABLE, out, seconds or {}, lambda row, seed: ["momentum2 ..."])
 
 
 def test_numbers_are_those_of_the_run(out: Path):
@@ -50,6 +49,19 @@ def test_numbers_are_those_of_the_run(out: Path):
     assert outcome.numbers == {"top-1": 53.75, "kNN": 45.0, "seconds": pytest.approx(0.2)}
     assert read_outcome(TABLE.rows[1], out, 1) is None
     assert read_outcome(TABLE.rows[2], out, 0) is None
+
+
+def test_a_result_of_another_seed_or_network_is_not_this_rows(out: Path):
+    path = TABLE.rows[0].pretraining.run(out, 0) / "results.json"
+    entries = json.loads(path.read_text())
+    other = {**entries["ours"], "network": "student", "accuracy": {"top1": 99.0}}
+    path.write_text(json.dumps({"student": other, **entries}))
+    outcome = read_outcome(TABLE.rows[0], out, 0)
+    assert outcome is not None
+    assert outcome.numbers["top-1"] == TOP1[0]
+    entries["ours"]["settings"]["seed"] = 7
+    path.write_text(json.dumps(entries))
+    assert read_outcome(TABLE.rows[0], out, 0) is None
 
 
 def test_mean_and_spread_are_over_the_seeds_that_are_there(out: Path):
@@ -64,9 +76,9 @@ def test_mean_and_spread_are_over_the_seeds_that_are_there(out: Path):
 
 
 def test_seconds_measured_in_turns_replace_those_of_the_runs(out: Path):
-    (out / "seconds.json").write_text(json.dumps({TABLE.rows[0].pretraining.name: 0.125}))
-    assert found(out)["rows"][0]["mean"]["seconds"] == 0.125
-    assert found(out)["rows"][1]["mean"]["seconds"] == pytest.approx(0.2)
+    rows = found(out, {TABLE.rows[0].pretraining.name: 0.125})["rows"]
+    assert rows[0]["mean"]["seconds"] == 0.125
+    assert rows[1]["mean"]["seconds"] == pytest.approx(0.2)
 
 
 def test_markdown_shows_the_paper_beside_us(out: Path):
@@ -79,6 +91,13 @@ def test_markdown_shows_the_paper_beside_us(out: Path):
     (missing,) = [line for line in lines if line.startswith("| student BN, teacher BN |")]
     assert missing == "| student BN, teacher BN | – | – | – | 0 | 84.16 | 0.240 |"
     assert any(line.startswith("| *raw pixels* | 40.00 |") for line in lines)
+
+
+def test_seconds_without_results_are_no_row_of_the_plot(out: Path):
+    pytest.importorskip("matplotlib", reason="plots need the reproduce extra")
+    seconds = {row.pretraining.name: 0.1 for row in TABLE.rows}
+    assert plot(found(out, seconds), out / "plot.png")
+    assert not plot(found(out / "nothing", seconds), out / "none.png")
 
 
 def test_the_plot_is_a_picture(out: Path):

@@ -1,5 +1,6 @@
 """The command `momentum2 detect`."""
 
+import os
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -37,7 +38,9 @@ def detect(arguments: list[str]) -> int:
     options = parse(parser, arguments)
     if options.out is None:
         raise UserError("Say where the run directory goes: --out DIR.")
-    finetune(_config(parser, options), options.run, Path(options.out), options.resume)
+    if not finetune(_config(parser, options), options.run, Path(options.out), options.resume):
+        print("Stopped and saved: run the same command again to go on.")
+        return os.EX_TEMPFAIL  # asks schedulers to try again
     return 0
 
 
