@@ -165,7 +165,10 @@ def _stop_on_signals() -> Iterator[_Children]:
     def handle(number: int, frame: FrameType | None) -> None:
         children.stop()
 
-    previous = {s: signal.signal(s, handle) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    stopping = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the terminal may go
+        stopping.append(signal.SIGHUP)
+    previous = {s: signal.signal(s, handle) for s in stopping}
     try:
         yield children
     finally:
