@@ -45,11 +45,8 @@ def use_bf16(precision: Precision, device: torch.device) -> bool:
     )
 
 
-def free_cores() -> int:
-    """Cores that this process may use and that others leave free, by a look of 0.2 s; at least 1.
-
-    Threads beyond that make a step many times slower: each parallel region waits for the slowest.
-    """
+def allowed_cores() -> int:
+    """Cores that this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         with open("/sys/fs/cgroup/cpu.max") as file:
@@ -58,6 +55,15 @@ def free_cores() -> int:
             allowed = min(allowed, max(1, int(quota) // int(period)))
     except (OSError, ValueError):
         pass  # no cgroup limit to read
+    return allowed
+
+
+def free_cores() -> int:
+    """Cores that this process may use and that others leave free, by a look of 0.2 s; at least 1.
+
+    Threads beyond that make a step many times slower: each parallel region waits for the slowest.
+    """
+    allowed = allowed_cores()
     if not os.path.exists("/proc/stat"):
         return allowed
     before = _busy_seconds()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from momentum2.arguments import make_parser, parse
-from momentum2.engine.device import free_cores
+from momentum2.engine.device import allowed_cores
 from momentum2.errors import UserError
 from momentum2.reproduce.rows import Scale, Table
 from momentum2.reproduce.runner import Stopped, Work, commands, write_table
@@ -42,9 +42,7 @@ def reproduce(arguments: list[str]) -> int:
     add("--out", type=str | None, default=None, help="Where all goes (default: runs/reproduce/SCALE).")
     add("--data", type=str | None, default=None, help="The images to pretrain on; smoke needs none.")
     add("--detection-data", type=str | None, default=None, help="COCO or LVIS, for the tables about them.")
-    add(
-        "--jobs", type=int | None, default=None, help="Runs side by side (default: the free cores; paper: 1)."
-    )
+    add("--jobs", type=int | None, default=None, help="Runs side by side (default: one a core; paper: 1).")
     add("--launcher", type=str | None, default=None, help="What starts `-m momentum2 ...` (paper: torchrun).")
     add("--dry-run", action="store_true", help="Print the commands instead of running them.")
     if arguments and arguments[0] in ("-h", "--help"):
@@ -95,7 +93,7 @@ def reproduce(arguments: list[str]) -> int:
         print("\n".join(commands(work)))
         return 0
     try:
-        text = run(work, options.jobs or (1 if paper else free_cores()))
+        text = run(work, options.jobs or (1 if paper else allowed_cores()))
     except Stopped:
         write_table(work)
         print("Stopped and saved: run the same command again to go on.")
