@@ -12,6 +12,7 @@ from momentum2.evaluate.detection.targets import Detections
 _COLOURS = (
     *((230, 60, 60), (50, 130, 230), (60, 170, 75), (245, 150, 30)),
     *((145, 60, 190), (20, 170, 170), (240, 90, 190)),
+    *((130, 90, 40), (90, 100, 120), (120, 150, 0)),
 )
 _SMALLEST = 320  # pixels: smaller images are enlarged, so that the words can be read
 _GAP = 8
