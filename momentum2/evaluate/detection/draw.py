@@ -18,7 +18,7 @@ _SMALLEST = 320  # pixels: smaller images are enlarged, so that the words can be
 _GAP = 8
 
 
-def draw(image: Tensor, found: Detections, class_names: Sequence[str], threshold: float = 0.5) -> Image.Image:
+def draw(image: Tensor, found: Detections, class_names: Sequence[str], threshold: float = 0.3) -> Image.Image:
     """The image uint8 (3, h, w) with box, mask, class and score of each detection above the threshold."""
     factor = max(1, -(-_SMALLEST // min(image.shape[1:])))
     pixels = image.cpu().permute(1, 2, 0).numpy().repeat(factor, 0).repeat(factor, 1)
