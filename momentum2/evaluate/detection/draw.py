@@ -36,9 +36,11 @@ def draw(image: Tensor, found: Detections, class_names: Sequence[str], threshold
         x1, y1, x2, y2 = (found["boxes"][i] * factor).tolist()
         pen.rectangle((x1, y1, x2 - 1, y2 - 1), outline=colour, width=2)
         text = f"{class_names[int(found['labels'][i])]} {float(found['scores'][i]):.2f}"
-        left, top, right, bottom = pen.textbbox((x1 + 2, max(y1 - 12, 0)), text)
+        # Above the box, but inside the picture.
+        place = (max(min(x1, picture.width - pen.textlength(text) - 4), 0) + 2, max(y1 - 12, 0))
+        left, top, right, bottom = pen.textbbox(place, text)
         pen.rectangle((left - 2, top - 1, right + 2, bottom + 1), fill=colour)
-        pen.text((x1 + 2, max(y1 - 12, 0)), text, fill="white")
+        pen.text(place, text, fill="white")
     return picture
 
 

@@ -38,6 +38,16 @@ def test_what_is_unlikely_is_not_drawn() -> None:
     assert (both[239, 80:240] == _COLOURS[0]).all()  # the better one is on top
 
 
+def test_words_stay_inside_the_picture() -> None:
+    narrow = found([0.9])
+    narrow["boxes"] = torch.tensor([[38.0, 20.0, 40.0, 30.0]])
+    picture = np.asarray(draw(torch.zeros(3, 40, 40, dtype=torch.uint8), narrow, ["baseball glove"]))
+    background = (
+        (picture[150:160] == _COLOURS[0]).all(2).any(0).nonzero()[0]
+    )  # columns of the label, above the box
+    assert background.min() < 300  # it begins left of the box at 304
+
+
 def test_pictures_side_by_side() -> None:
     picture = draw(torch.zeros(3, 40, 60, dtype=torch.uint8), found([]), [])
     assert picture.size == (480, 320)
