@@ -14,7 +14,7 @@ from momentum2.evaluate.detection.coco import CocoData
 from momentum2.evaluate.detection.config import DetectionDataConfig
 from momentum2.evaluate.detection.targets import Target, encode_masks
 
-_SHAPES_TRAIN, _SHAPES_TEST = 4000, 400  # images of shapes unless said otherwise; there are as many as wanted
+_SHAPES_TRAIN, _SHAPES_TEST = 4000, 200  # images of shapes unless said otherwise; there are as many as wanted
 
 
 class DetectionData(Protocol):

@@ -12,12 +12,13 @@ from momentum2.evaluate.detection.targets import Detections
 _COLOURS = (
     *((230, 60, 60), (50, 130, 230), (60, 170, 75), (245, 150, 30)),
     *((145, 60, 190), (20, 170, 170), (240, 90, 190)),
+    *((130, 90, 40), (90, 100, 120), (120, 150, 0)),
 )
 _SMALLEST = 320  # pixels: smaller images are enlarged, so that the words can be read
 _GAP = 8
 
 
-def draw(image: Tensor, found: Detections, class_names: Sequence[str], threshold: float = 0.5) -> Image.Image:
+def draw(image: Tensor, found: Detections, class_names: Sequence[str], threshold: float = 0.3) -> Image.Image:
     """The image uint8 (3, h, w) with box, mask, class and score of each detection above the threshold."""
     factor = max(1, -(-_SMALLEST // min(image.shape[1:])))
     pixels = image.cpu().permute(1, 2, 0).numpy().repeat(factor, 0).repeat(factor, 1)
@@ -35,9 +36,11 @@ def draw(image: Tensor, found: Detections, class_names: Sequence[str], threshold
         x1, y1, x2, y2 = (found["boxes"][i] * factor).tolist()
         pen.rectangle((x1, y1, x2 - 1, y2 - 1), outline=colour, width=2)
         text = f"{class_names[int(found['labels'][i])]} {float(found['scores'][i]):.2f}"
-        left, top, right, bottom = pen.textbbox((x1 + 2, max(y1 - 12, 0)), text)
+        # Above the box, but inside the picture.
+        place = (max(min(x1, picture.width - pen.textlength(text) - 4), 0) + 2, max(y1 - 12, 0))
+        left, top, right, bottom = pen.textbbox(place, text)
         pen.rectangle((left - 2, top - 1, right + 2, bottom + 1), fill=colour)
-        pen.text((x1 + 2, max(y1 - 12, 0)), text, fill="white")
+        pen.text(place, text, fill="white")
     return picture
 
 
