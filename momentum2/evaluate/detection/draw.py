@@ -34,7 +34,8 @@ def draw(image: Tensor, found: Detections, class_names: Sequence[str], threshold
     # The best is drawn last, so that no other covers its words.
     for i, colour in reversed(list(zip(shown, _colours(found, shown), strict=True))):
         x1, y1, x2, y2 = (found["boxes"][i] * factor).tolist()
-        pen.rectangle((x1, y1, x2 - 1, y2 - 1), outline=colour, width=2)
+        # The box of a detector that has learned little may be narrower than a pixel.
+        pen.rectangle((x1, y1, max(x1, x2 - 1), max(y1, y2 - 1)), outline=colour, width=2)
         text = f"{class_names[int(found['labels'][i])]} {float(found['scores'][i]):.2f}"
         # Above the box, but inside the picture.
         place = (max(min(x1, picture.width - pen.textlength(text) - 4), 0) + 2, max(y1 - 12, 0))

@@ -53,3 +53,10 @@ def test_pictures_side_by_side() -> None:
     assert picture.size == (480, 320)
     assert grid([picture] * 5).size == (4 * 488 + 8, 2 * 328 + 8)
     assert grid([picture] * 2).size == (2 * 488 + 8, 328 + 8)
+
+
+def test_a_box_without_area_is_a_line() -> None:
+    flat = found([0.9])
+    flat["boxes"] = torch.tensor([[10.0, 10.0, 10.0, 30.0]])
+    picture = np.asarray(draw(torch.zeros(3, 40, 40, dtype=torch.uint8), flat, ["cat"]))
+    assert (picture[100:200, 80] == _COLOURS[0]).all()
