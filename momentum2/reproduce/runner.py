@@ -120,7 +120,7 @@ def write_table(work: Work) -> str:
     stem.with_suffix(".json").write_text(
         json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
     )
-    if any("seeds" in row for row in found["rows"]) and not plot(found, stem.with_suffix(".png")):
+    if any(row["seeds"] for row in found["rows"]) and not plot(found, stem.with_suffix(".png")):
         text += "\nFor a plot: pip install 'momentum2[reproduce]'.\n"
     stem.with_suffix(".md").write_text(text, encoding="utf-8")
     return text

@@ -8,6 +8,7 @@ import pytest
 
 from momentum2.reproduce import TABLES
 from momentum2.reproduce.outcome import collect, markdown, plot, read_outcome
+from momentum2.reproduce.runner import Work, write_table
 
 TABLE = TABLES["bn-statistics"]("cifar")
 TOP1 = {0: 51.25, 1: 53.75}
@@ -107,3 +108,9 @@ def test_the_plot_is_a_picture(out: Path):
     assert plot(found(out), out / "plot.png")
     with Image.open(out / "plot.png") as picture:
         assert min(picture.size) > 200
+
+
+def test_a_table_without_results_does_not_ask_for_an_extra(tmp_path: Path):
+    work = Work(TABLE, tuple(row.key for row in TABLE.rows), tmp_path, (0,), "CIFAR", None, (), 2)
+    assert "pip install" not in write_table(work)
+    assert not (tmp_path / "bn-statistics.png").exists()
