@@ -288,6 +288,9 @@ def _in_background(source: Iterator[T], interrupt: Callable[[], None]) -> Genera
                 return
 
     def produce() -> None:
+        # This thread's own count. A second team of OpenMP threads would leave the first one too few cores by
+        # its reckoning, so that it sleeps between parallel regions: on two cores a step took twice as long.
+        torch.set_num_threads(1)
         try:
             for item in source:
                 put(item, None)

@@ -5,6 +5,8 @@ import os
 import pickle
 import resource
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from itertools import chain
@@ -181,6 +183,29 @@ def test_nothing_is_left_behind(make_folder: MakeFolder, workers: int) -> None:
     assert next(iter(loader)).step == 0  # a second start ends the first
     loader.close()
     assert alone()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads in /proc")
+def test_the_loader_computes_with_one_thread() -> None:
+    """In a process of its own: OpenMP's threads are never given back."""
+    code = """
+import os, torch
+from momentum2.augment import view_specs
+from momentum2.config import DataConfig, ViewsConfig
+from momentum2.data import Loader, open_dataset
+
+dataset = open_dataset(DataConfig(name="shapes", image_size=32, train_size=512))
+torch.set_num_threads(2)
+torch.rand(1 << 20).exp()
+before = len(os.listdir("/proc/self/task"))
+with Loader(dataset, view_specs(ViewsConfig(), 32), seed=0, batch_size=256, stop=8) as batches:
+    for batch in batches:
+        batch.images.float().exp()
+        print(len(os.listdir("/proc/self/task")) - before, torch.get_num_threads())
+        break
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["1", "2"]  # the loader without a team; we keep our two
 
 
 def test_a_killed_worker_is_noticed(make_folder: MakeFolder) -> None:
