@@ -10,6 +10,7 @@ from momentum2.config import MonitorConfig, OptimConfig, Stem, TrainConfig
 DetectorName = Literal["mask_rcnn", "cascade_rcnn", "retinanet", "fcos"]
 DetectionDataName = Literal["shapes", "coco", "lvis"]
 ScheduleName = Literal["1x", "2x", "epochs"]
+TowerNorm = Literal["none", "group"]
 
 #: The detectors with region proposals, a background class and a mask branch.
 TWO_STAGE: frozenset[DetectorName] = frozenset({"mask_rcnn", "cascade_rcnn"})
@@ -69,6 +70,7 @@ class HeadConfig:
 
     Args:
         fpn_channels: Channels of the feature pyramid, the mask branch and the dense heads.
+        tower_norm: Norm between the convolutions of RetinaNet's and FCOS's heads.
         box_width: Width of the two linear layers of the box branch.
         proposals: Proposals per image that leave the region proposal network.
         sampled: Proposals per image that the box branch learns from.
@@ -77,6 +79,7 @@ class HeadConfig:
     """
 
     fpn_channels: int = 256
+    tower_norm: TowerNorm = "none"
     box_width: int = 1024
     proposals: int = 1000
     sampled: int = 512
@@ -127,7 +130,7 @@ def _paper(model: DetectorName, data: DetectionDataName) -> DetectConfig:
         short_edges=[800] if model == "fcos" else list(range(640, 801, 32)),
         repeat_threshold=0.001 if lvis else 0.0,
     )
-    head = HeadConfig()
+    head = HeadConfig(tower_norm="group" if model == "fcos" else "none")
     if lvis:  # more than a thousand classes: keep more, with lower scores
         head = replace(head, score_threshold=1e-4, detections=300)
     return DetectConfig(
@@ -151,7 +154,7 @@ def _small(model: DetectorName) -> DetectConfig:
         model=model,
         schedule="epochs",
         encoder=EncoderConfig("resnet18", "small", 0.25),
-        head=HeadConfig(fpn_channels=channels, box_width=256, proposals=64, sampled=32, detections=20),
+        head=HeadConfig(channels, "group", box_width=256, proposals=64, sampled=32, detections=20),
         data=DetectionDataConfig(short_edges=[80], test_short_edge=80, max_long_edge=160, workers=1),
         train=TrainConfig(epochs=2, batch_size=8, checkpoint_every=200),
         optim=OptimConfig(lr=1.28, warmup_epochs=0.1, exclude_bias_and_norm=True, clip_norm=10.0),

@@ -108,11 +108,11 @@ def build_detector(
     """
     if not all(hasattr(encoder, f"layer{i}") for i in (1, 2, 3, 4)):
         raise UserError("Detectors are built on ResNets; choose a run whose backbone is one.")
-    if head.fpn_channels % 32 and name == "fcos":
-        raise UserError(
-            f"--head.fpn_channels must be a multiple of 32 for fcos (group norm), not {head.fpn_channels}."
-        )
     two_stage = name in TWO_STAGE
+    if head.fpn_channels % 32 and not two_stage and head.tower_norm == "group":
+        raise UserError(
+            f"--head.fpn_channels must be a multiple of 32 for {name} with group norm, not {head.fpn_channels}."
+        )
     stages = ("layer1", "layer2", "layer3", "layer4") if two_stage else ("layer2", "layer3", "layer4")
     pyramid = Pyramid(encoder, stages, head.fpn_channels, dense=not two_stage)
     sizes = {
@@ -155,25 +155,28 @@ def _cascade_rcnn(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[
 
 
 def _retinanet(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str, Any]) -> Any:
+    channels, norm = head.fpn_channels, _tower_norm(head)
+    anchors = Anchors(pyramid.strides, [4 * 2 ** (i / 3) for i in range(3)], _RATIOS)
+    towers = _detection.retinanet.RetinaNetHead(
+        channels, anchors.num_anchors_per_location()[0], classes, norm_layer=norm
+    )
+    for layer in (*towers.classification_head.conv.modules(), *towers.regression_head.conv.modules()):
+        if isinstance(layer, nn.Conv2d):  # torchvision's 0.01 is for 256 channels; keep its gain with fewer
+            nn.init.normal_(layer.weight, std=0.01 * (256 / channels) ** 0.5)
     model: Any = _detection.RetinaNet(
         pyramid,
         classes,
         **sizes,
-        anchor_generator=Anchors(pyramid.strides, [4 * 2 ** (i / 3) for i in range(3)], _RATIOS),
+        head=towers,
+        anchor_generator=anchors,
         score_thresh=head.score_threshold,
         detections_per_img=head.detections,
     )
-    for tower in (model.head.classification_head.conv, model.head.regression_head.conv):
-        for layer in tower.modules():
-            if isinstance(
-                layer, nn.Conv2d
-            ):  # torchvision's 0.01 is for 256 channels; keep its gain with fewer
-                nn.init.normal_(layer.weight, std=0.01 * (256 / head.fpn_channels) ** 0.5)
     return model
 
 
 def _fcos(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str, Any]) -> Any:
-    fcos, channels, norm = _detection.fcos, head.fpn_channels, partial(_GroupNorm, 32)
+    fcos, channels, norm = _detection.fcos, head.fpn_channels, _tower_norm(head)
     towers = fcos.FCOSHead(channels, 1, classes)
     towers.classification_head = fcos.FCOSClassificationHead(channels, 1, classes, norm_layer=norm)
     towers.regression_head = fcos.FCOSRegressionHead(channels, 1, norm_layer=norm)
@@ -187,6 +190,10 @@ def _fcos(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str, Any
         detections_per_img=head.detections,
     )
     return model
+
+
+def _tower_norm(head: HeadConfig) -> Callable[[int], nn.Module] | None:
+    return partial(_GroupNorm, 32) if head.tower_norm == "group" else None
 
 
 _BUILD: dict[DetectorName, Callable[[Pyramid, int, HeadConfig, dict[str, Any]], Any]] = {

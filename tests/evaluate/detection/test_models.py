@@ -7,13 +7,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from momentum2 import backbones
 from momentum2.errors import UserError
-from momentum2.evaluate.detection.config import TWO_STAGE, DetectorName, HeadConfig
+from momentum2.evaluate.detection.config import (
+    TWO_STAGE,
+    DetectionDataName,
+    DetectorName,
+    HeadConfig,
+    preset,
+)
 from momentum2.evaluate.detection.method import Detector
 from momentum2.evaluate.detection.models import Anchors, Pyramid, build_detector
 from momentum2.norms import SyncedBatchNorm
 
 MODELS: tuple[DetectorName, ...] = ("mask_rcnn", "cascade_rcnn", "retinanet", "fcos")
-HEAD = HeadConfig(fpn_channels=32, box_width=16, proposals=20, sampled=16, score_threshold=0.0, detections=5)
+HEAD = HeadConfig(32, "group", box_width=16, proposals=20, sampled=16, score_threshold=0.0, detections=5)
 
 
 def make(name: DetectorName, short_edge: int = 64) -> Detector:
@@ -103,12 +109,14 @@ def test_all_batch_norms_are_synced_and_learn(name: DetectorName) -> None:
     assert all(p.requires_grad for p in detector.parameters())
 
 
-def test_only_fcos_has_group_norm_in_its_head() -> None:
-    def groups(name: DetectorName) -> int:
-        return sum(isinstance(m, nn.GroupNorm) for m in make(name).modules())
-
-    assert groups("fcos") == 8
-    assert groups("retinanet") == 0
+@pytest.mark.parametrize(
+    ("name", "data", "norms"),
+    [("fcos", "coco", 8), ("retinanet", "coco", 0), ("fcos", "shapes", 8), ("retinanet", "shapes", 8)],
+)
+def test_which_heads_have_group_norm(name: DetectorName, data: DetectionDataName, norms: int) -> None:
+    head = preset(name, data).head
+    model = build_detector(name, backbones.build("resnet18", "small", 0.125), 3, head, 64, 128)
+    assert sum(isinstance(m, nn.GroupNorm) for m in model.modules()) == norms
 
 
 def test_the_branches_are_the_papers() -> None:
@@ -158,6 +166,6 @@ def test_pooling_does_not_depend_on_what_was_seen_first() -> None:
 def test_backbones_and_channels_that_do_not_fit() -> None:
     with pytest.raises(UserError, match="ResNets"):
         build_detector("fcos", backbones.build("mobilenet_v2"), 3, HEAD, 64, 128)
-    odd = HeadConfig(fpn_channels=48)
+    odd = HeadConfig(fpn_channels=48, tower_norm="group")
     with pytest.raises(UserError, match="multiple of 32"):
-        build_detector("fcos", backbones.build("resnet18", "small", 0.125), 3, odd, 64, 128)
+        build_detector("retinanet", backbones.build("resnet18", "small", 0.125), 3, odd, 64, 128)
