@@ -25,6 +25,10 @@ def _row(
     return Row(key, label, b.pretraining(changes), linear(b), paper)
 
 
+def _length(epochs: int) -> str:
+    return f"{epochs} epoch" + "s" * (epochs != 1)
+
+
 def _norms(student: str, teacher: str) -> Flags:
     return {"method.student_norm": student, "method.teacher_norm": teacher}
 
@@ -123,7 +127,7 @@ def single_machine(scale: Scale, epochs: int | None = None) -> Table:
     def row(b: Base, method: str, times: int, length: int, changes: Flags, top1: float) -> Row:
         batch, epochs = b.batch * times, b.epochs * length
         size = {**size_flags(batch, b.samples * times), "train.epochs": epochs}
-        label = f"{method}, batch {batch}, {epochs} epoch" + "s" * (epochs != 1)
+        label = f"{method}, batch {batch}, {_length(epochs)}"
         key = f"{'m2' if b is ours else 'simsiam'}-{batch}-{epochs}"
         return _row(b, key, label, {**changes, **size}, top1)
 
@@ -184,10 +188,14 @@ def linear_classification(scale: Scale, epochs: int | None = None) -> Table:
         "Linear classification",
         "How good are the frozen features?",
         (
-            _row(b, "byol", f"BYOL, synced BN, {b.epochs} epochs", _norms("synced", "synced"), 72.5),
-            _row(b, "m2", f"Momentum² Teacher, {b.epochs} epochs", large, 72.9),
+            _row(b, "byol", f"BYOL, synced BN, {_length(b.epochs)}", _norms("synced", "synced"), 72.5),
+            _row(b, "m2", f"Momentum² Teacher, {_length(b.epochs)}", large, 72.9),
             _row(
-                b, "m2-long", f"Momentum² Teacher, {longer} epochs", {**large, "train.epochs": longer}, 74.5
+                b,
+                "m2-long",
+                f"Momentum² Teacher, {_length(longer)}",
+                {**large, "train.epochs": longer},
+                74.5,
             ),
         ),
     )
@@ -202,7 +210,7 @@ def semi_supervised(scale: Scale, epochs: int | None = None) -> Table:
     for percent, published in ((1, (None, 57.7, 62.3)), (10, (None, 70.2, 72.2))):
         for key, label, run, top1 in zip(
             ("scratch", "m2", "m2-long"),
-            ("from scratch", f"{b.epochs} epochs", f"{longer} epochs"),
+            ("from scratch", _length(b.epochs), _length(longer)),
             (short, short, long),
             published,
             strict=True,
