@@ -56,7 +56,7 @@ def quickstart() -> Recipe:
         ),
         summary="Momentum² Teacher on the embedded shapes: minutes on a laptop",
         command="momentum2 pretrain quickstart --out runs/quickstart",
-        expect="measured: kNN 39 % (42 % with one thread; untrained 19 %), seed 0, 2.5 minutes on 2 CPU cores",
+        expect="measured: kNN 39 % (42 % with one thread; untrained 19 %), seed 0, 3 minutes on 2 CPU cores",
     )
 
 

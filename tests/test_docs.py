@@ -24,7 +24,8 @@ TINY = {
     "--model.projector_hidden": 32,
     "--train.threads": 1,
 }
-SHORTER = {
+SHORTER = {  # the first that fits
+    "momentum2 pretrain quickstart ": TINY | {"--data.train_size": 64, "--monitor.knn_every": 0},
     "momentum2 pretrain ": TINY,
     "momentum2 reproduce ": {"--rows": "split-momentum"},
     "momentum2 plan ": {"--model.width": 0.125},
