@@ -112,6 +112,9 @@ def plan(arguments: list[str]) -> int:
         "--probe", type=bool, default=False, help="Time a few steps to estimate the duration."
     )
     config, options = _parse_recipe(parser, arguments)
+    for name, value in (("processes", options.processes), ("images", options.images)):
+        if value is not None and value < 1:
+            raise UserError(f"--{name} must be at least 1, not {value}.")
     from momentum2.engine.estimate import planned
 
     for name, value in planned(config, options.images, options.processes, options.probe):
@@ -390,6 +393,7 @@ def _parse_recipe(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[Con
     add_config(parser, recipe.config if recipe else Config())
     options = parse(parser, rest)
     if recipe and recipe.adapt:  # the recipe looks at the user's data; what the user said still wins
-        parser.set_defaults(asdict(recipe.adapt(read_config(parser, options))))
+        given = frozenset(argument.split("=")[0] for argument in rest)
+        parser.set_defaults(asdict(recipe.adapt(read_config(parser, options), given)))
         options = parse(parser, rest)
     return read_config(parser, options), options

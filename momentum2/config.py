@@ -253,7 +253,7 @@ class Config:
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
 
 
-#: Fields that change speed, place or watching, never the numbers that are computed.
+#: Fields that change speed, place or watching, and of what is computed the order of sums at most.
 MAY_CHANGE_ON_RESUME = frozenset(
     {
         "data.root",

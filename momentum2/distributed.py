@@ -7,14 +7,16 @@ Everything here is free in a single process: no collective, no copy. Several pro
 import os
 import time
 import uuid
+import warnings
 from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
 
 
 def rank() -> int:
@@ -77,6 +79,14 @@ def teardown() -> None:
     """Leave the group of processes. Does nothing in a single process."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def data_parallel(module: nn.Module) -> DistributedDataParallel:
+    """`module` with gradients averaged over the processes; its buffers stay with their process."""
+    with warnings.catch_warnings():
+        # torch would have buffers synced once at the start instead: over those that a checkpoint has restored.
+        warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
+        return DistributedDataParallel(module, broadcast_buffers=False)
 
 
 def barrier() -> None:

@@ -32,14 +32,15 @@ from momentum2.errors import UserError
 class Recipe:
     """A config with its headline.
 
-    `expect` is a number that somebody measured, with its source; `adapt` fits the config to the user's data.
+    `expect` is a number that somebody measured, with its source; `adapt` fits the config to the user's data,
+    knowing which flags the user gave.
     """
 
     config: Config
     summary: str
     command: str
     expect: str
-    adapt: Callable[[Config], Config] | None = None
+    adapt: Callable[[Config, frozenset[str]], Config] | None = None
 
 
 def quickstart() -> Recipe:
@@ -252,7 +253,7 @@ def folder() -> Recipe:
     )
 
 
-def _fit_to_folder(config: Config) -> Config:
+def _fit_to_folder(config: Config, given: frozenset[str]) -> Config:
     """Choose network, size and length by the images and by the machine: a CPU gets the quickstart's small network."""
     gpu = choose_device(config.train.device).type != "cpu"
     dataset = open_dataset(replace(config.data, cache="off"), seed=config.train.seed)
@@ -264,10 +265,12 @@ def _fit_to_folder(config: Config) -> Config:
     small = quickstart().config
     size = min(typical_size(dataset), 224 if gpu else 64)
     batch = min(256 if gpu else small.train.batch_size, 2 ** int(math.log2(n // 2)))
+    if "--train.batch_size" in given:
+        batch = config.train.batch_size
     epochs = (
         min(800, max(20, round(40_000 * batch / n))) if gpu else min(400, max(2, round(6_000 * batch / n)))
     )
-    if config.train.epochs != folder().config.train.epochs:  # the user's own
+    if "--train.epochs" in given:
         epochs = config.train.epochs
     if config.train.steps:
         epochs = max(1, config.train.steps * batch // n)

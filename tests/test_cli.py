@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 from momentum2.cli import main
 
@@ -36,6 +38,8 @@ def momentum2(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["plan", "quickstart", "--train.virtual_devices", "7"], "cannot be divided among 7 virtual devices"),
         (["plan", "quickstart", "--method.teacher_norm", "shuffle"], "shuffle is MoCo's"),
         (["plan", "quickstart", "extra"], "one argument too many"),
+        (["plan", "quickstart", "--processes", "0"], "--processes must be at least 1"),
+        (["plan", "quickstart", "--images", "0"], "--images must be at least 1"),
         (["plan", "--config", "nowhere.yaml"], "nowhere.yaml"),
         (["plan", "folder", "--data.root", "nowhere"], "nowhere"),
     ],
@@ -49,6 +53,19 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
     assert says in said.err
     assert said.err.startswith("momentum2: ")
     assert len(said.err.splitlines()) == 1
+
+
+def test_the_folder_recipe_goes_by_what_was_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Also where that is what it says by itself: 200 epochs of 40 images, a twentieth of them warm-up."""
+    for i in range(40):
+        Image.new("RGB", (32, 32), (i, 0, 0)).save(tmp_path / f"{i}.png")
+    folder = ["plan", "folder", "--data.root", str(tmp_path), "--train.device", "cpu"]
+    assert main([*folder, "--train.epochs", "200"]) == 0
+    said = capsys.readouterr().out
+    assert "400 of 16 images (200 epochs" in said
+    assert "warm-up     20 steps" in said
+    assert main([*folder, "--train.epochs", "200", "--train.batch_size", "8"]) == 0
+    assert "warm-up     50 steps" in capsys.readouterr().out
 
 
 def test_a_mistake_in_a_process_of_its_own():

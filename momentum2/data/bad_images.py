@@ -22,6 +22,7 @@ def report_bad(dataset: Dataset, found: Mapping[int, str], path: Path | None) ->
 
 def _list(found: Mapping[str, str], path: Path) -> int:
     """Add lines `name<tab>reason` for the names that have none yet; returns how many lines there are."""
+    path.parent.mkdir(parents=True, exist_ok=True)  # on a machine that does not share the run directory
     with path.open("a+", encoding="utf-8", errors="surrogateescape") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import asdict
+from typing import Any
 
 from momentum2.augment import view_specs
 from momentum2.config import Config
@@ -51,13 +52,7 @@ LIMITS: dict[str, tuple[float, float]] = {
 
 def check(config: Config) -> None:
     """Raise a `UserError` for a value out of its limits, or for views that do not suit the method."""
-    sections = asdict(config)
-    for name, (low, high) in LIMITS.items():
-        section, field = name.split(".")
-        value = sections[section][field]
-        if isinstance(value, int | float) and not low <= value <= high:  # a NaN is not within limits either
-            bound = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
-            raise UserError(f"--{name} must be {bound}, not {value:g}.")
+    check_limits(asdict(config), LIMITS)
     method = config.method
     views = len(view_specs(config.views, config.data.image_size))
     if method.name == "supervised":
@@ -75,3 +70,13 @@ def check(config: Config) -> None:
         raise UserError(
             f"--method.queue_size must be at least the batch size, {config.train.batch_size}, not {method.queue_size}."
         )
+
+
+def check_limits(sections: dict[str, Any], limits: dict[str, tuple[float, float]]) -> None:
+    """Raise a `UserError` for a number out of its limits; settings that `sections` does not have are passed over."""
+    for name, (low, high) in limits.items():
+        section, field = name.split(".")
+        value = sections.get(section, {}).get(field)
+        if isinstance(value, int | float) and not low <= value <= high:  # a NaN is not within limits either
+            bound = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+            raise UserError(f"--{name} must be {bound if low < high else f'{low:g}'}, not {value:g}.")

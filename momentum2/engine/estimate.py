@@ -7,7 +7,6 @@ from statistics import median
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from momentum2 import distributed
 from momentum2.augment import draw, render, view_specs
@@ -108,7 +107,7 @@ def make_step(config: Config, plan: Plan, classes: int, device: torch.device) ->
     method = build_method(config, plan, classes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = build_optimizer(method.train().named_parameters(), config.optim, lr=0.0)
     alone = distributed.world_size() == 1
-    model = method if alone else DistributedDataParallel(method, broadcast_buffers=False)
+    model = method if alone else distributed.data_parallel(method)
     specs = view_specs(config.views, config.data.image_size)
     n, side = plan.micro_batch, config.data.image_size
     images = torch.randint(0, 256, (n, 3, side, side), dtype=torch.uint8, device=device)

@@ -64,7 +64,7 @@ def pretrain(
         plan = resolve(config, len(dataset), distributed.world_size())
         if distributed.is_main():
             text = "".join(f"{name:<12}{value}\n" for name, value in describe(config, plan))
-            (out / "plan.txt").write_text(text)
+            (out / "plan.txt").write_text(text, encoding="utf-8")
             print(text, end="")
         method = build_method(config, plan, len(dataset.class_names or ()))
         method.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]

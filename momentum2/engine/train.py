@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from momentum2 import distributed
@@ -16,6 +15,7 @@ from momentum2.engine.job import Job
 from momentum2.engine.logging import Log, Meter, spread
 from momentum2.engine.run import Run
 from momentum2.engine.signals import StopSignal
+from momentum2.engine.together import broadcast_bytes
 from momentum2.optim import build_optimizer, set_lr
 from momentum2.seeds import derive
 
@@ -30,13 +30,13 @@ def fit(job: Job, run: Run) -> bool:
     if saved:
         restore(method, optimizer, saved)
     # The number of threads decides the order of sums on a CPU, so a resumed run keeps it.
-    threads = t.threads or (int(saved.info["threads"]) if saved else cpu_threads())
+    threads = t.threads or int(saved.info["threads"] if saved else broadcast_bytes(b"%d" % cpu_threads()))
     torch.set_num_threads(threads)
     parameters = [p for p in method.parameters() if p.requires_grad]
     model: nn.Module = method.train()
     all_but_last: Callable[[], AbstractContextManager[None]] = nullcontext  # of the micro-batches
     if world > 1:  # buffers stay with their process: whose statistics count is the method's business
-        model = DistributedDataParallel(method, broadcast_buffers=False)
+        model = distributed.data_parallel(method)
         all_but_last = model.no_sync
     if t.compile:
         model = torch.compile(model)  # type: ignore[assignment]

@@ -68,14 +68,14 @@ def _watched(run: Path) -> dict[str, float]:
 
 
 def collect(
-    table: Table, out: Path, seconds: dict[str, float], commands: Callable[[Row, int], list[str]]
+    table: Table, out: Path, seconds: dict[str, float] | None, commands: Callable[[Row, int], list[str]]
 ) -> dict[str, Any]:
     """All that is known so far, as it is written to TABLE.json.
 
     Args:
         table: The table.
         out: Where its runs are.
-        seconds: Seconds per iteration by the name of the pretraining, where they were measured in turns.
+        seconds: Seconds per iteration by the name of the pretraining, as measured in turns; None for those of the runs.
         commands: The commands of a row with a seed, as text.
     """
     rows: list[dict[str, Any]] = []
@@ -88,9 +88,9 @@ def collect(
         columns = {
             name: [o.numbers[name] for o in outcomes.values() if name in o.numbers] for name in table.columns
         }
-        timed = seconds.get(row.pretraining.name)
-        if timed is not None and "seconds" in table.columns:
-            columns["seconds"] = [timed]
+        if seconds is not None and "seconds" in columns:
+            name = row.pretraining.name
+            columns["seconds"] = [seconds[name]] if name in seconds else []
         rows.append(
             {
                 "row": row.key,
@@ -101,7 +101,11 @@ def collect(
                 "seeds": [
                     {
                         "seed": seed,
-                        "numbers": found.numbers,
+                        "numbers": {
+                            name: value
+                            for name, value in found.numbers.items()
+                            if seconds is None or name != "seconds"
+                        },
                         "results": str(found.source.relative_to(out)),
                         "commands": commands(row, seed),
                     }

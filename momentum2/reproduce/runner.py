@@ -115,7 +115,8 @@ def write_table(work: Work) -> str:
     def texts(row: Row, seed: int) -> list[str]:
         return [work.text(work.pretrain(row.pretraining, seed)), work.text(work.evaluate(row, seed))]
 
-    found = collect(work.table, work.out, _read_seconds(work), texts)
+    seconds = _read_seconds(work) if work.processes else None
+    found = collect(work.table, work.out, seconds, texts)
     text, stem = markdown(found), work.out / work.table.stem
     stem.with_suffix(".json").write_text(
         json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
@@ -253,7 +254,7 @@ def _measure_seconds(work: Work, children: _Children) -> None:
     if code:
         raise UserError(f"Measuring the seconds per iteration failed; the log is {log}.")
     measured = dict(zip(finished, json.loads(new.read_text(encoding="utf-8")), strict=True))
-    new.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+    new.write_text(json.dumps(_read_seconds(work) | measured, indent=1) + "\n", encoding="utf-8")
     new.replace(path)
 
 

@@ -59,7 +59,8 @@ class Batches:
         if self.config.workers == 0:
             yield self._direct(start)
             return
-        with ThreadPoolExecutor(self.config.workers, "images") as pool:
+        # Each computes alone, as the loader's thread in pretraining does: teams of theirs would put ours to sleep.
+        with ThreadPoolExecutor(self.config.workers, "images", torch.set_num_threads, (1,)) as pool:
             try:
                 yield self._ahead(start, pool)
             finally:

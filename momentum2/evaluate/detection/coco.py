@@ -108,6 +108,16 @@ def _load(path: Path) -> dict[str, list[Entry]]:
                     raise UserError(
                         f"{path} is not in COCO's format: an entry of {section!r} lacks {min(keys - entry.keys())!r}."
                     )
+                for key in keys & _INTEGERS:
+                    if not isinstance(entry[key], int):
+                        raise UserError(
+                            f"{path} is not in COCO's format: {key!r} of an entry of {section!r} is {entry[key]!r}, "
+                            "not a whole number."
+                        )
+                if "bbox" in keys and not _is_box(entry["bbox"]):
+                    raise UserError(
+                        f"{path} is not in COCO's format: a 'bbox' is {entry['bbox']!r}, not x, y, w, h."
+                    )
     except OSError as error:
         raise UserError(
             f"{path} cannot be read ({error.strerror}); check --data.root and --data.split."
@@ -122,6 +132,13 @@ _NEEDED = {
     "annotations": {"image_id", "category_id", "bbox"},
     "categories": {"id", "name"},
 }
+
+
+_INTEGERS = {"id", "image_id", "category_id", "height", "width"}
+
+
+def _is_box(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 4 and all(isinstance(v, int | float) for v in value)
 
 
 def _by_image(annotations: list[Entry]) -> dict[int, list[Entry]]:

@@ -11,6 +11,7 @@ from momentum2.engine.device import choose_device, keep_large_blocks
 from momentum2.engine.encoder import load_encoder
 from momentum2.engine.job import Job
 from momentum2.engine.run import Resume, open_run
+from momentum2.engine.together import joined
 from momentum2.engine.train import fit
 from momentum2.errors import UserError
 from momentum2.evaluate.detection.batches import Batches
@@ -18,7 +19,7 @@ from momentum2.evaluate.detection.coco_eval import Style
 from momentum2.evaluate.detection.config import DetectConfig, DetectionDataConfig, EncoderConfig
 from momentum2.evaluate.detection.data import DetectionData, open_data
 from momentum2.evaluate.detection.method import Detector
-from momentum2.evaluate.detection.plan import resolve
+from momentum2.evaluate.detection.plan import check, resolve
 from momentum2.evaluate.detection.report import Evaluation
 from momentum2.evaluate.detection.sampling import Sampler, repeat_factors
 from momentum2.evaluate.detection.saved import DETECTOR, DetectorCard, save_detector
@@ -66,10 +67,10 @@ def finetune(config: DetectConfig, run: str | None, out: Path, resume: Resume = 
 
     Returns whether the run is finished; a signal may have stopped it early.
     """
+    check(config)
     device = choose_device(config.train.device)
     keep_large_blocks()
-    distributed.setup(device)
-    try:
+    with joined(device):
         config, encoder = with_encoder(config, run)
         data, test = (open_data(config.data, training, config.train.seed) for training in (True, False))
         if data.class_names != test.class_names:
@@ -86,8 +87,6 @@ def finetune(config: DetectConfig, run: str | None, out: Path, resume: Resume = 
                     save_detector(out / DETECTOR, detector, card)
                 evaluation.write(out)
         return finished
-    finally:
-        distributed.teardown()
 
 
 def make_card(config: DetectConfig, data: DetectionData) -> DetectorCard:

@@ -1,11 +1,31 @@
 """What the settings come to for a number of images and processes."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
 
+from momentum2.engine.checks import LIMITS, check_limits
 from momentum2.errors import UserError
 from momentum2.evaluate.detection.config import DetectConfig
 from momentum2.schedules import scaled_lr, warmup_step_decay
 
+#: Beyond those of pretraining.
+_LIMITS = LIMITS | {
+    "train.batch_size": (1, math.inf),
+    "train.virtual_devices": (1, 1),  # the norms are synced
+    "encoder.width": (1e-3, math.inf),
+    "head.fpn_channels": (1, math.inf),
+    "head.box_width": (1, math.inf),
+    "head.proposals": (1, math.inf),
+    "head.sampled": (1, math.inf),
+    "head.score_threshold": (0, 1),
+    "head.detections": (1, math.inf),
+    "data.train_size": (1, math.inf),
+    "data.test_size": (1, math.inf),
+    "data.test_short_edge": (1, math.inf),
+    "data.max_long_edge": (1, math.inf),
+    "data.flip": (0, 1),
+    "data.repeat_threshold": (0, 1),
+}
 _SCHEDULE_IMAGES = {"1x": 90_000 * 16, "2x": 180_000 * 16}
 
 
@@ -24,19 +44,19 @@ class Plan:
         return warmup_step_decay(self.lr_base, k, self.steps, self.warmup, self.warmup_start)
 
 
+def check(config: DetectConfig) -> None:
+    """Raise a `UserError` for a value that cannot be meant, before anything is opened or written."""
+    check_limits(asdict(config), _LIMITS)
+    shortest = min(config.data.short_edges, default=0)
+    if shortest < 1:
+        raise UserError(f"--data.short_edges must be at least 1, not {shortest}.")
+    if config.evaluate_every < 0:
+        raise UserError(f"--evaluate_every must be at least 0, not {config.evaluate_every}.")
+
+
 def resolve(config: DetectConfig, steps_per_epoch: int, world: int) -> Plan:
     """Resolve `config`, or say in one sentence why it cannot be run."""
-    train, data = config.train, config.data
-    for name, value in (
-        ("train.batch_size", train.batch_size),
-        ("train.accumulate", train.accumulate),
-        ("train.epochs", train.epochs),
-        ("train.steps", 1 if train.steps is None else train.steps),
-        ("data.test_short_edge", data.test_short_edge),
-        ("data.short_edges", min(data.short_edges, default=0)),
-    ):
-        if value < 1:
-            raise UserError(f"--{name} must be at least 1, not {value}.")
+    train = config.train
     if train.batch_size % (world * train.accumulate):
         raise UserError(
             f"--train.batch_size {train.batch_size} cannot be divided among {world} process(es) × {train.accumulate} "

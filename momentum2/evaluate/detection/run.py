@@ -6,15 +6,16 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from momentum2 import distributed
-from momentum2.arguments import make_parser, parse
+from momentum2.arguments import add_options, make_parser, parse
 from momentum2.engine.device import choose_device
 from momentum2.engine.run import CONFIG, Resume
+from momentum2.engine.together import joined
 from momentum2.errors import UserError
 from momentum2.evaluate.detection.config import DetectConfig, preset
 from momentum2.evaluate.detection.data import open_data
 from momentum2.evaluate.detection.finetune import finetune, style
 from momentum2.evaluate.detection.folder import detect_in_folder
+from momentum2.evaluate.detection.plan import check
 from momentum2.evaluate.detection.report import Evaluation
 from momentum2.evaluate.detection.saved import load_detector
 
@@ -48,34 +49,42 @@ def _use(parser: ArgumentParser, options: Namespace, arguments: list[str]) -> in
     """Evaluate a fine-tuned detector, or run it on a folder."""
     run = Path(options.run)
     detector, card = load_detector(run)
-    if (run / CONFIG).exists():  # the test set of its training, unless another is named
-        options = parse(parser, ["--config", str(run / CONFIG), *arguments])
+    parser.set_defaults(asdict(preset(card.model, options.data.name)))
+    parser.set_defaults({"data.test_short_edge": card.short_edge, "data.max_long_edge": card.max_long_edge})
+    # The test set of its training, unless another is named.
+    trained = ["--config", str(run / CONFIG)] if (run / CONFIG).exists() else []
+    options = parse(parser, [*trained, *arguments])
     config = _config(parser, options)
+    check(config)
     device = choose_device(config.train.device)
     detector.to(device)
-    out = Path(options.out) if options.out else run if run.is_dir() else run.parent
+    # Never into the run itself, whose results are those of its own training.
+    place = "evaluation" if options.images is None else "images"
+    out = Path(options.out) if options.out else (run if run.is_dir() else run.parent) / place
     out.mkdir(parents=True, exist_ok=True)
     if options.images is not None:
         count = detect_in_folder(detector, card, Path(options.images), out, device)
         print(f"{count} images: {out / 'detections.json'} and {out / 'pictures'}")
         return 0
-    distributed.setup(device)
-    try:
+    with joined(device):
         data = open_data(config.data, training=False, seed=config.train.seed)
         if tuple(data.class_names) != tuple(card.class_names):
             raise UserError(
                 f"{run} finds other classes than these data have; check --data.name and --data.root."
             )
         Evaluation(detector, data, device, style(config.data)).write(out)
-    finally:
-        distributed.teardown()
     return 0
 
 
 def _parser() -> ArgumentParser:
     parser = make_parser("detect", _DESCRIPTION)
     parser.add_argument("run", nargs="?", default=None, help="Run directory or file of weights.")
-    parser.add_argument("--out", type=str | None, default=None, help="The run directory of the fine-tuning.")
+    parser.add_argument(
+        "--out",
+        type=str | None,
+        default=None,
+        help="The run directory, or where other results go.",
+    )
     resume: object = Resume
     parser.add_argument(
         "--resume", type=resume, default="auto", help="auto goes on; never and must refuse otherwise."
@@ -87,7 +96,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--config", action="config", help="YAML file of settings, such as a run's config.yaml"
     )
-    parser.add_class_arguments(DetectConfig, None, as_group=True, sub_configs=False)
+    add_options(parser, DetectConfig)
     return parser
 
 

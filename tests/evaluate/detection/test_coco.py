@@ -151,6 +151,14 @@ def test_objects_without_masks_need_another_model(tmp_path: Path) -> None:
         ('{"images": []}', "not an annotation file"),
         (json.dumps(content(annotations=[{"image_id": 3}])), "lacks 'bbox'"),
         (json.dumps(content(annotations=[object_(3, 4, [0, 0, 1, 1])])), "category 4 without listing it"),
+        (
+            json.dumps(content()).replace('"image_id": 3', '"image_id": "3"'),
+            "'image_id' .* is '3', not a whole number",
+        ),
+        (
+            json.dumps(content(annotations=[object_(3, 90, [0, 0, 1, 1]) | {"bbox": [0, 0, 1]}])),
+            "a 'bbox' is ",
+        ),
     ],
 )
 def test_damaged_annotation_files(tmp_path: Path, text: str, message: str) -> None:

@@ -49,6 +49,11 @@ def test_a_run_leaves_its_files_and_can_be_used(tmp_path: Path, arguments: Argum
     assert detect([str(out), "--eval-only", "--out", str(tmp_path / "again")]) == 0
     assert json.loads((tmp_path / "again" / "results.json").read_text()) == results
 
+    # Elsewhere by default; a file knows its sizes without a config beside it.
+    assert detect([str(out / "detector.safetensors"), "--eval-only", "--data.test_size", "5"]) == 0
+    assert json.loads((out / "evaluation" / "results.json").read_text()) == results
+    assert json.loads((out / "results.json").read_text()) == results
+
     folder = tmp_path / "photos" / "holiday"
     folder.mkdir(parents=True)
     Image.fromarray(np.zeros((30, 50, 3), np.uint8)).save(folder / "beach.png")
@@ -97,6 +102,14 @@ def test_initial_weights(tmp_path: Path, arguments: Arguments) -> None:
         (["--init=random", "--out=x", "--data.name=coco"], "needs --data.root"),
         (["--init=random", "--out=x", "--train.batch_size=0"], "--train.batch_size"),
         (["--init=random", "--out=x", "--data.short_edges=[]"], "--data.short_edges must be at least 1"),
+        (["--init=random", "--out=x", "--monitor.log_every=0"], "--monitor.log_every must be at least 1"),
+        (["--init=random", "--out=x", "--train.checkpoint_every=0"], "--train.checkpoint_every must be"),
+        (["--init=random", "--out=x", "--data.workers=-1"], "--data.workers must be at least 0"),
+        (["--init=random", "--out=x", "--optim.lr=-1"], "--optim.lr must be at least 0"),
+        (
+            ["--init=random", "--out=x", "--train.virtual_devices=2"],
+            "--train.virtual_devices must be 1, not 2",
+        ),
         (["--init=random", "--out=x", "--encoder.backbone=vgg11_bn", "--encoder.stem=imagenet"], "ResNet"),
     ],
 )
