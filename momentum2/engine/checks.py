@@ -73,10 +73,10 @@ def check(config: Config) -> None:
 
 
 def check_limits(sections: dict[str, Any], limits: dict[str, tuple[float, float]]) -> None:
-    """Raise a `UserError` for a number out of its limits; settings that `sections` does not have are passed over."""
+    """Raise a `UserError` for a number out of its limits."""
     for name, (low, high) in limits.items():
         section, field = name.split(".")
-        value = sections.get(section, {}).get(field)
+        value = sections[section][field]
         if isinstance(value, int | float) and not low <= value <= high:  # a NaN is not within limits either
             bound = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
             raise UserError(f"--{name} must be {bound if low < high else f'{low:g}'}, not {value:g}.")

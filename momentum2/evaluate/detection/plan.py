@@ -8,8 +8,8 @@ from momentum2.errors import UserError
 from momentum2.evaluate.detection.config import DetectConfig
 from momentum2.schedules import scaled_lr, warmup_step_decay
 
-#: Beyond those of pretraining.
-_LIMITS = LIMITS | {
+_SHARED = ("train.", "optim.", "monitor.", "data.workers")  # settings that mean what they mean in pretraining
+_LIMITS = {name: limits for name, limits in LIMITS.items() if name.startswith(_SHARED)} | {
     "train.batch_size": (1, math.inf),
     "train.virtual_devices": (1, 1),  # the norms are synced
     "encoder.width": (1e-3, math.inf),
