@@ -177,7 +177,7 @@ def _cell(column: str, value: float | None, spread: float | None) -> str:
 
 
 def plot(found: dict[str, Any], path: Path) -> bool:
-    """A picture of the headline column, ours beside the paper's; False without matplotlib or without numbers."""
+    """A picture of the headline column, beside the paper's if it has one; False without matplotlib or numbers."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
@@ -188,7 +188,8 @@ def plot(found: dict[str, Any], path: Path) -> bool:
         return False
     rows.reverse()  # the first row is on top
     figure = Figure(figsize=(9, 1.4 + 0.42 * len(rows)), layout="constrained")
-    ours, theirs = figure.subplots(1, 2, sharey=True)
+    published = any(column in r["paper"] for r in rows)
+    ours, *theirs = figure.subplots(1, 1 + published, sharey=True, squeeze=False)[0]
     places = range(len(rows))
     ours.errorbar(
         [r["mean"][column] for r in rows],
@@ -200,12 +201,14 @@ def plot(found: dict[str, Any], path: Path) -> bool:
     )
     for r, y in zip(rows, places, strict=True):
         ours.plot([s["numbers"][column] for s in r["seeds"]], [y] * len(r["seeds"]), "|", color="#0b6e99")
-        if column in r["paper"]:
-            theirs.plot([r["paper"][column]], [y], "D", color="#b5560f")
+        for axes in theirs:
+            if column in r["paper"]:
+                axes.plot([r["paper"][column]], [y], "D", color="#b5560f")
     ours.set_yticks(list(places), [r["label"] for r in rows])
     ours.set(title=f"here ({found['scale']})", xlabel=f"{_NAMES.get(column, column)}, mean ± std over seeds")
-    theirs.set(title="paper", xlabel=_NAMES.get(column, column))
-    for axes in (ours, theirs):
+    for axes in theirs:
+        axes.set(title="paper", xlabel=_NAMES.get(column, column))
+    for axes in (ours, *theirs):
         axes.grid(axis="x", alpha=0.3)
         axes.margins(y=0.08)
     figure.suptitle(found["title"])
