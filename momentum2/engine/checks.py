@@ -79,4 +79,4 @@ def check_limits(sections: dict[str, Any], limits: dict[str, tuple[float, float]
         value = sections[section][field]
         if isinstance(value, int | float) and not low <= value <= high:  # a NaN is not within limits either
             bound = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
-            raise UserError(f"--{name} must be {bound if low < high else f'{low:g}'}, not {value:g}.")
+            raise UserError(f"--{name} must be {bound}, not {value:g}.")

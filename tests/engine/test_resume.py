@@ -181,3 +181,28 @@ def test_a_collapse_is_noticed_while_it_happens(tmp_path: Path, monkeypatch, met
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     said = [record["alarm"] for record in records if "collapsed" in record.get("alarm", "")]
     assert len(said) == (1 if method is WithoutPredictor else 0)
+
+
+THREADS = """
+import os, sys
+from pathlib import Path
+import torch
+import momentum2.engine.train as train
+from momentum2.cli import main
+
+out, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+train.cpu_threads = lambda: 2 - rank  # what each process would choose by its own look
+size = ["--train.steps=1", "--train.batch_size=8", "--model.width=0.125", "--model.projector_hidden=32"]
+data = ["--data.train_size=64", "--monitor.knn_every=0", "--monitor.report=false", "--train.device=cpu"]
+code = main(["pretrain", "quickstart", "--out", str(out / "run"), *size, *data])
+(out / f"threads-{rank}").write_text(str(torch.get_num_threads()))
+sys.exit(code)
+"""
+
+
+def test_all_processes_take_the_threads_that_process_0_chose(tmp_path: Path):
+    """A checkpoint holds one number, so a resumed run could not go on as it was if they differed."""
+    program = tmp_path / "program.py"
+    program.write_text(THREADS)
+    run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program, tmp_path)
+    assert [(tmp_path / f"threads-{rank}").read_text() for rank in (0, 1)] == ["2", "2"]

@@ -29,6 +29,7 @@ def detect_in_folder(
     files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
     if not files:
         raise UserError(f"{folder} holds no images; check --images.")
+    out.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = []
     for path in files:
         try:

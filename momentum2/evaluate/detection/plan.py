@@ -11,7 +11,6 @@ from momentum2.schedules import scaled_lr, warmup_step_decay
 _SHARED = ("train.", "optim.", "monitor.", "data.workers")  # settings that mean what they mean in pretraining
 _LIMITS = {name: limits for name, limits in LIMITS.items() if name.startswith(_SHARED)} | {
     "train.batch_size": (1, math.inf),
-    "train.virtual_devices": (1, 1),  # the norms are synced
     "encoder.width": (1e-3, math.inf),
     "head.fpn_channels": (1, math.inf),
     "head.box_width": (1, math.inf),
@@ -47,6 +46,8 @@ class Plan:
 def check(config: DetectConfig) -> None:
     """Raise a `UserError` for a value that cannot be meant, before anything is opened or written."""
     check_limits(asdict(config), _LIMITS)
+    if config.train.virtual_devices > 1:
+        raise UserError("The norms of detectors are synced; --train.virtual_devices is for pretraining.")
     shortest = min(config.data.short_edges, default=0)
     if shortest < 1:
         raise UserError(f"--data.short_edges must be at least 1, not {shortest}.")

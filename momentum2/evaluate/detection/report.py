@@ -47,6 +47,7 @@ class Evaluation:
             self.run()
         if not distributed.is_main():
             return
+        out.mkdir(parents=True, exist_ok=True)
         results = {"images": len(self.data.image_ids), "style": self.style, **self.scores}
         (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         (out / "detections.json").write_text(json.dumps(self.detections), encoding="utf-8")

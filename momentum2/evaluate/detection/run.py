@@ -61,7 +61,6 @@ def _use(parser: ArgumentParser, options: Namespace, arguments: list[str]) -> in
     # Never into the run itself, whose results are those of its own training.
     place = "evaluation" if options.images is None else "images"
     out = Path(options.out) if options.out else (run if run.is_dir() else run.parent) / place
-    out.mkdir(parents=True, exist_ok=True)
     if options.images is not None:
         count = detect_in_folder(detector, card, Path(options.images), out, device)
         print(f"{count} images: {out / 'detections.json'} and {out / 'pictures'}")
