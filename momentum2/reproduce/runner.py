@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from statistics import fmean
 from types import FrameType
 
 from momentum2.arguments import add_config, make_parser, parse, read_config
@@ -103,7 +105,7 @@ def reproduce(work: Work, jobs: int) -> str:
         futures = [
             pool.submit(_run_group, work, run, seed, rows, children) for run, seed, rows in work.groups()
         ]
-        _finish(work, futures, children)
+        _finish(work, futures, jobs, children)
         if work.processes and "seconds" in work.table.columns:
             _measure_seconds(work, children)
     return write_table(work)
@@ -177,15 +179,20 @@ def _stop_on_signals() -> Iterator[_Children]:
             signal.signal(number, handler)
 
 
-def _finish(work: Work, futures: list[Future[None]], children: _Children) -> None:
+def _finish(work: Work, futures: list[Future[float]], jobs: int, children: _Children) -> None:
     """Wait for all, with the table up to date; the first that fails lets those that run come to a checkpoint."""
-    waiting = set(futures)
+    waiting, taken = set(futures), list[float]()
     while waiting:  # in short turns: signals are handled between them
         done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_EXCEPTION)
         if any(future.exception() for future in done) and not children.is_stopped():
             children.stop()
         if done:
             write_table(work)
+            taken += [future.result() for future in done if not future.exception() and future.result()]
+            if taken and waiting and not children.is_stopped():
+                left = timedelta(seconds=round(fmean(taken) * len(waiting) / jobs))
+                finished = f"{len(futures) - len(waiting)} of {len(futures)} runs"
+                print(f"{time.strftime('%X')}  {finished} are finished, about {left} left", flush=True)
     failures = [error for future in futures if (error := future.exception())]
     for error in sorted(
         failures, key=lambda e: isinstance(e, Stopped)
@@ -193,7 +200,8 @@ def _finish(work: Work, futures: list[Future[None]], children: _Children) -> Non
         raise error
 
 
-def _run_group(work: Work, run: Pretraining, seed: int, rows: list[Row], children: _Children) -> None:
+def _run_group(work: Work, run: Pretraining, seed: int, rows: list[Row], children: _Children) -> float:
+    """Train and evaluate what is not finished; returns the seconds it took, 0 if there was nothing to do."""
     name, directory = f"{run.name}, seed {seed}", run.run(work.out, seed)
     start, worked = time.monotonic(), False
     if not (directory / ENCODER).exists():
@@ -213,6 +221,7 @@ def _run_group(work: Work, run: Pretraining, seed: int, rows: list[Row], childre
         numbers = "  ".join(f"{column} {value:.4g}" for column, value in found.numbers.items())
         minutes = f"  in {(time.monotonic() - start) / 60:.1f} min" if worked else "  (finished before)"
         print(f"{time.strftime('%X')}  done   {row.label}, seed {seed}: {numbers}{minutes}", flush=True)
+    return time.monotonic() - start if worked else 0.0
 
 
 def _command(work: Work, words: list[str], log: Path, children: _Children) -> None:

@@ -5,12 +5,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from momentum2.cli import main
+from momentum2.reproduce import runner
 
 ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1")
 
@@ -69,6 +72,17 @@ def test_a_command_that_fails_is_named(tmp_path: Path, capsys):
     assert error.startswith("momentum2: momentum2 pretrain cifar10-cpu")
     assert "Its log is" in error
     assert error.count("\n") == 1
+
+
+def test_what_is_left_is_estimated_from_the_runs_that_worked(capsys, monkeypatch):
+    monkeypatch.setattr(runner, "write_table", lambda work: "")
+    before, first, second, third = futures = [Future[float]() for _ in range(4)]
+    before.set_result(0.0)  # finished by an earlier command: says nothing about the time
+    first.set_result(600.0)
+    threading.Timer(1.2, lambda: [f.set_result(600.0) for f in (second, third)]).start()
+    runner._finish(None, futures, 2, runner._Children())
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.endswith("2 of 4 runs are finished, about 0:10:00 left")  # two at a time, ten minutes each
 
 
 def test_dry_run_prints_commands_and_makes_nothing(tmp_path: Path, capsys):
