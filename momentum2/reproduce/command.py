@@ -1,7 +1,6 @@
 """The command `momentum2 reproduce`."""
 
 import os
-import shlex
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -43,7 +42,12 @@ def reproduce(arguments: list[str]) -> int:
     add("--data", type=str | None, default=None, help="The images to pretrain on; smoke needs none.")
     add("--detection-data", type=str | None, default=None, help="COCO or LVIS, for the tables about them.")
     add("--jobs", type=int | None, default=None, help="Runs side by side (default: one a core; paper: 1).")
-    add("--launcher", type=str | None, default=None, help="What starts `-m momentum2 ...` (paper: torchrun).")
+    add(
+        "--launcher",
+        type=str | None,
+        default=None,
+        help="What starts `-m momentum2 ...`, with {nodes} for the number of machines of 8 GPUs (paper: torchrun).",
+    )
     add("--dry-run", action="store_true", help="Print the commands instead of running them.")
     if arguments and arguments[0] in ("-h", "--help"):
         parse(parser, arguments)
@@ -59,12 +63,11 @@ def reproduce(arguments: list[str]) -> int:
     paper = options.scale == "paper"
     if paper and options.launcher is None and not options.dry_run:
         raise UserError(
-            "Say how commands start on your devices, such as --launcher 'torchrun --nproc-per-node 8', or print them "
-            "with --dry-run."
+            "Say how commands start on your devices, such as --launcher 'torchrun --nnodes {nodes} --nproc-per-node 8 "
+            "...', or print them with --dry-run."
         )
     if options.scale == "smoke" and options.data is not None:
         raise UserError("--scale smoke draws its own images; leave --data out, or use --scale cifar.")
-    launcher = options.launcher or ("torchrun --nproc-per-node 8" if paper else "")
     if options.epochs is not None and options.epochs < 1:
         raise UserError(f"--epochs must be at least 1, not {options.epochs}.")
     table = TABLES[name](options.scale, options.epochs)
@@ -86,7 +89,7 @@ def reproduce(arguments: list[str]) -> int:
             "DETECTION_IMAGES",
             options.dry_run,
         ),
-        launcher=tuple(shlex.split(launcher)),
+        launcher=options.launcher,
         processes=0 if paper else 2,
     )
     if options.dry_run:

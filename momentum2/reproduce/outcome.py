@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from momentum2.evaluate.results import RANDOM, RESULTS, read_results
 from momentum2.reproduce.rows import Row, Table
 
 _DIGITS = {"seconds": 3}
-_NAMES = {"top-1": "top-1 %", "kNN": "kNN %", "seconds": "s/iter"}
+_NAMES = {"top-1": "top-1 %", "top-5": "top-5 %", "kNN": "kNN %", "seconds": "s/iter"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ def read_outcome(row: Row, out: Path, seed: int) -> Outcome | None:
     entry = next((found[name] for name in networks if name in found), None)
     if entry is None:
         return None
-    return Outcome({"top-1": float(entry["accuracy"]["top1"]), **_watched(run)}, run / RESULTS)
+    accuracy = {"top-1": float(entry["accuracy"]["top1"]), "top-5": float(entry["accuracy"]["top5"])}
+    return Outcome(accuracy | _watched(run), run / RESULTS)
 
 
 def _detector(path: Path) -> Outcome | None:
@@ -133,16 +135,19 @@ def collect(
 
 def _seeds(runs: Path) -> list[int]:
     """The seeds of which there are runs."""
-    return sorted(int(path.name.removeprefix("seed-")) for path in runs.glob("seed-*") if path.is_dir())
+    names = [path.name for path in runs.glob("seed-*") if path.is_dir()]
+    return sorted(int(name.removeprefix("seed-")) for name in names if re.fullmatch(r"seed-\d+", name))
 
 
 def _floors(out: Path, table: Table) -> dict[str, float]:
-    """top-1 of random initialisation and raw pixels, which are measured with one run and hold for all."""
+    """top-1 of random initialisation and raw pixels, which are measured with one run and hold for all on its data."""
     linear = {row.evaluation.result for row in table.rows if row.evaluation.verb == "evaluate linear"}
+    recipes = {row.pretraining.recipe for row in table.rows}
     floors: dict[str, float] = {}
     for path in sorted(out.glob(f"runs/*/*/{RESULTS}")):
+        recipe = path.parent.parent.name.split(",")[0]
         for entry in read_results(path).values():
-            if entry["evaluation"] in linear:
+            if entry["evaluation"] in linear and recipe in recipes:
                 floors |= entry["floors"]
     return floors
 
@@ -151,6 +156,10 @@ def markdown(found: dict[str, Any]) -> str:
     """The table for people: our mean ± standard deviation over seeds, the paper's number beside it."""
     published = [c for c in found["columns"] if any(c in row["paper"] for row in found["rows"])]
     measured = [c for c in found["columns"] if any(c in row["mean"] for row in found["rows"])]
+    values = {c: [row["paper"][c] for row in found["rows"] if c in row["paper"]] for c in published}
+    precision = {
+        c: max(len(str(v).partition(".")[2]) for v in values[c]) for c in published
+    }  # as printed there
     head = [
         "",
         *(_NAMES.get(c, c) for c in measured),
@@ -159,20 +168,20 @@ def markdown(found: dict[str, Any]) -> str:
     ]
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
     for row in found["rows"]:
-        cells = [_cell(c, row["mean"].get(c), row["std"].get(c)) for c in measured]
-        theirs = [_cell(c, row["paper"].get(c), None) for c in published]
+        cells = [_cell(_DIGITS.get(c, 2), row["mean"].get(c), row["std"].get(c)) for c in measured]
+        theirs = [_cell(precision[c], row["paper"].get(c), None) for c in published]
         lines.append([row["label"], *cells, str(len(row["seeds"])), *theirs])
     for name, top1 in found["floors"].items():
-        lines.append([f"*{name}*", _cell("top-1", top1, None), *[""] * (len(head) - 2)])
+        cells = [_cell(2, top1, None) if c == "top-1" else "" for c in measured]
+        lines.append([f"*{name}*", *cells, *[""] * (len(head) - 1 - len(cells))])
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     epochs = f", {found['epochs']} epoch" + "s" * (found["epochs"] != 1) if found["epochs"] else ""
     return f"## {found['title']}\n\n{found['question']} Scale: {found['scale']}{epochs}.\n\n{text}\n"
 
 
-def _cell(column: str, value: float | None, spread: float | None) -> str:
+def _cell(digits: int, value: float | None, spread: float | None) -> str:
     if value is None:
         return "–"
-    digits = _DIGITS.get(column, 2)
     return f"{value:.{digits}f}" + (f" ± {spread:.{digits}f}" if spread is not None else "")
 
 

@@ -1,6 +1,7 @@
 """Rows × seeds of a table, a few at a time. Whatever is finished is kept; the same command goes on."""
 
 import json
+import math
 import os
 import shlex
 import shutil
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,6 +26,10 @@ from momentum2.errors import UserError
 from momentum2.recipes import find
 from momentum2.reproduce.outcome import collect, markdown, plot, read_outcome
 from momentum2.reproduce.rows import Pretraining, Row, Table
+
+#: What starts a command at the paper's scale, on one machine of 8 GPUs and on several.
+_MACHINE = "torchrun --nproc-per-node 8"
+_CLUSTER = "torchrun --nnodes {nodes} --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500"
 
 
 class Stopped(Exception):
@@ -42,7 +47,8 @@ class Work:
         seeds: Each row is run with each.
         root: Images to pretrain on, where the scale needs some.
         detection_root: Images with boxes, where the table needs some.
-        launcher: What starts a command on several devices, such as `torchrun --nproc-per-node 8`.
+        launcher: What starts a command on several devices, such as `torchrun --nproc-per-node 8`, with `{nodes}` for
+            the number of machines; None for torchrun at the paper's scale, and for nothing at the others.
         processes: Real processes among which `seconds` divides the batch; 0 takes the time of the runs themselves.
     """
 
@@ -52,7 +58,7 @@ class Work:
     seeds: tuple[int, ...]
     root: str | None
     detection_root: str | None
-    launcher: tuple[str, ...]
+    launcher: str | None
     processes: int
 
     def groups(self) -> Iterator[tuple[Pretraining, int, list[Row]]]:
@@ -71,17 +77,29 @@ class Work:
         floors = row.key == self.keys[0] and seed == self.seeds[0]  # they are the same for all
         return row.evaluation.command(run, detector, seed, floors, self.detection_root)
 
-    def text(self, words: list[str]) -> str:
+    def nodes(self, run: Pretraining) -> int:
+        """Machines of 8 GPUs that give each of its (virtual) devices a GPU of its own, as in the paper."""
+        devices = run.changes.get("train.virtual_devices", find(run.recipe).config.train.virtual_devices)
+        return math.ceil(int(str(devices)) / 8)
+
+    def start(self, nodes: int) -> list[str]:
+        """What starts `-m momentum2 ...` on so many machines; nothing if it needs no launcher."""
+        launcher = self.launcher
+        if launcher is None:
+            launcher = "" if self.table.scale != "paper" else _MACHINE if nodes == 1 else _CLUSTER
+        return shlex.split(launcher.replace("{nodes}", str(nodes)))
+
+    def text(self, words: list[str], nodes: int = 1) -> str:
         """A command as a person would type it."""
-        start = [*self.launcher, "-m", "momentum2"] if self.launcher else ["momentum2"]
-        return shlex.join([*start, *words])
+        start = self.start(nodes)
+        return shlex.join([*start, "-m", "momentum2", *words] if start else ["momentum2", *words])
 
 
 def commands(work: Work) -> list[str]:
     """Every command of the table, in order."""
     lines = []
     for run, seed, rows in work.groups():
-        lines.append(work.text(work.pretrain(run, seed)))
+        lines.append(work.text(work.pretrain(run, seed), work.nodes(run)))
         lines += [work.text(work.evaluate(row, seed)) for row in rows]
     return lines
 
@@ -91,10 +109,11 @@ def reproduce(work: Work, jobs: int) -> str:
 
     Raises:
         Stopped: After SIGTERM or SIGINT; the runs have saved their state.
-        UserError: If a command fails; the others end first, and the sentence names its log.
+        UserError: If a command fails; the other rows are run first, and the sentence names its log.
     """
-    if work.launcher and shutil.which(work.launcher[0]) is None:
-        raise UserError(f"--launcher: there is no program called {work.launcher[0]}.")
+    start = work.start(1)
+    if start and shutil.which(start[0]) is None:
+        raise UserError(f"--launcher: there is no program called {start[0]}.")
     try:
         work.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -115,7 +134,8 @@ def write_table(work: Work) -> str:
     """Write TABLE.json, TABLE.md and TABLE.png of what is finished; returns the Markdown."""
 
     def texts(row: Row, seed: int) -> list[str]:
-        return [work.text(work.pretrain(row.pretraining, seed)), work.text(work.evaluate(row, seed))]
+        run = row.pretraining
+        return [work.text(work.pretrain(run, seed), work.nodes(run)), work.text(work.evaluate(row, seed))]
 
     seconds = _read_seconds(work) if work.processes else None
     found = collect(work.table, work.out, seconds, texts)
@@ -180,24 +200,29 @@ def _stop_on_signals() -> Iterator[_Children]:
 
 
 def _finish(work: Work, futures: list[Future[float]], jobs: int, children: _Children) -> None:
-    """Wait for all, with the table up to date; the first that fails lets those that run come to a checkpoint."""
-    waiting, taken = set(futures), list[float]()
-    while waiting:  # in short turns: signals are handled between them
-        done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_EXCEPTION)
-        if any(future.exception() for future in done) and not children.is_stopped():
-            children.stop()
-        if done:
-            write_table(work)
-            taken += [future.result() for future in done if not future.exception() and future.result()]
-            if taken and waiting and not children.is_stopped():
+    """Wait for all, with the table up to date. One that fails does not keep the others from their end."""
+    waiting, taken, failures = set(futures), list[float](), list[Exception]()
+    try:
+        while waiting:  # in short turns: signals are handled between them
+            done, waiting = wait(waiting, timeout=0.5)
+            for future in done:
+                try:
+                    taken += [future.result()] if future.result() else []
+                except (Stopped, UserError) as error:
+                    failures.append(error)
+            if done:
+                write_table(work)
+            if done and taken and waiting and not children.is_stopped():
                 left = timedelta(seconds=round(fmean(taken) * len(waiting) / jobs))
                 finished = f"{len(futures) - len(waiting)} of {len(futures)} runs"
-                print(f"{time.strftime('%X')}  {finished} are finished, about {left} left", flush=True)
-    failures = [error for future in futures if (error := future.exception())]
-    for error in sorted(
-        failures, key=lambda e: isinstance(e, Stopped)
-    ):  # a failure says more than its effect
-        raise error
+                print(f"{time.strftime('%X')}  {finished} have ended, about {left} left", flush=True)
+    except BaseException:
+        children.stop()  # they come to a checkpoint while the error waits for them
+        raise
+    if failures:
+        raise min(
+            failures, key=lambda error: isinstance(error, Stopped)
+        )  # a failure says more than its effect
 
 
 def _run_group(work: Work, run: Pretraining, seed: int, rows: list[Row], children: _Children) -> float:
@@ -210,11 +235,11 @@ def _run_group(work: Work, run: Pretraining, seed: int, rows: list[Row], childre
             flush=True,
         )
         worked = True
-        _command(work, work.pretrain(run, seed), directory.with_suffix(".log"), children)
+        _command(work, work.pretrain(run, seed), work.nodes(run), directory.with_suffix(".log"), children)
     for row in rows:
         if read_outcome(row, work.out, seed) is None:
             worked = True
-            _command(work, work.evaluate(row, seed), directory.with_suffix(".log"), children)
+            _command(work, work.evaluate(row, seed), 1, directory.with_suffix(".log"), children)
         found = read_outcome(row, work.out, seed)
         if found is None:
             raise UserError(f"{row.label} ended without a result; see {directory.with_suffix('.log')}.")
@@ -224,8 +249,8 @@ def _run_group(work: Work, run: Pretraining, seed: int, rows: list[Row], childre
     return time.monotonic() - start if worked else 0.0
 
 
-def _command(work: Work, words: list[str], log: Path, children: _Children) -> None:
-    start = list(work.launcher) or [sys.executable]
+def _command(work: Work, words: list[str], nodes: int, log: Path, children: _Children) -> None:
+    start = work.start(nodes) or [sys.executable]
     before = log.stat().st_size if log.exists() else 0
     code = children.run([*start, "-m", "momentum2", *words], log)
     if code == os.EX_TEMPFAIL or (code and children.is_stopped()):
@@ -234,7 +259,8 @@ def _command(work: Work, words: list[str], log: Path, children: _Children) -> No
         lines = log.read_bytes()[before:].decode(errors="replace").splitlines()
         said = [line.removeprefix("momentum2: ") for line in lines if line.startswith("momentum2: ")]
         why = said[-1] if said else f"It ended with code {code}."
-        raise UserError(f"{work.text(words)} failed: {why} Its log is {log}.")
+        print(f"{time.strftime('%X')}  failed  {why}  ({log})", flush=True)
+        raise UserError(f"{work.text(words, nodes)} failed: {why} Its log is {log}.")
 
 
 def _check_settings(work: Work, run: Pretraining, seed: int) -> None:

@@ -95,7 +95,7 @@ SMALL_SIMSIAM: Flags = {
     "method.name": "simsiam",
     "method.student_norm": "synced",
     "views.recipe": "simsiam",
-    "model.predictor_hidden": 128,
+    "model.predictor_hidden": 32,
 }
 
 

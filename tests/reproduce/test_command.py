@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from momentum2.cli import main
+from momentum2.errors import UserError
 from momentum2.reproduce import runner
 
 ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1")
@@ -82,7 +84,52 @@ def test_what_is_left_is_estimated_from_the_runs_that_worked(capsys, monkeypatch
     threading.Timer(1.2, lambda: [f.set_result(600.0) for f in (second, third)]).start()
     runner._finish(None, futures, 2, runner._Children())
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.endswith("2 of 4 runs are finished, about 0:10:00 left")  # two at a time, ten minutes each
+    assert line.endswith("2 of 4 runs have ended, about 0:10:00 left")  # two at a time, ten minutes each
+
+
+def test_a_row_that_fails_lets_the_others_come_to_their_end(monkeypatch):
+    written = []
+    monkeypatch.setattr(runner, "write_table", written.append)
+    failed, other = futures = [Future[float](), Future[float]()]
+    failed.set_exception(UserError("It diverged."))
+    children = runner._Children()
+    stopped_early = []
+    threading.Timer(1.2, lambda: (stopped_early.append(children.is_stopped()), other.set_result(1.0))).start()
+    with pytest.raises(UserError, match="It diverged"):
+        runner._finish(None, futures, 2, children)
+    assert stopped_early == [False]
+    assert len(written) == 2
+
+
+def test_an_error_of_our_own_stops_what_runs(monkeypatch):
+    def full_disk(work: object) -> str:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(runner, "write_table", full_disk)
+    done, running = Future[float](), Future[float]()
+    done.set_result(1.0)
+    children = runner._Children()
+    with pytest.raises(OSError, match="No space"):
+        runner._finish(None, [done, running], 2, children)
+    assert children.is_stopped()
+
+
+def test_a_run_gets_the_machines_that_the_paper_gave_it(capsys):
+    assert main(["reproduce", "bn-batch-size", "--scale", "paper", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    byol = [line for line in lines if "pretrain" in line and "teacher_norm=split" in line]
+    # One BN device a GPU, 8 GPUs a machine: 4096 images over 64, 128, 256 and 512 samples of BN.
+    assert [re.findall(r"--nnodes (\d+)", line) for line in byol] == [["8"], ["4"], ["2"], []]
+    ours = [line for line in lines if "pretrain" in line and "teacher_norm=split" not in line]
+    assert len(ours) == 5
+    assert all("--nnodes 16 " in line for line in ours)
+    assert not any("--nnodes" in line for line in lines if " evaluate " in line)
+
+    launcher = "srun -N {nodes} start"
+    assert main(["reproduce", "moco", "--scale", "paper", "--dry-run", "--launcher", launcher]) == 0
+    pretrain, evaluate, *_ = capsys.readouterr().out.splitlines()
+    assert pretrain.startswith("srun -N 4 start -m momentum2 pretrain moco-v2 ")
+    assert evaluate.startswith("srun -N 1 start -m momentum2 evaluate linear ")
 
 
 def test_dry_run_prints_commands_and_makes_nothing(tmp_path: Path, capsys):
@@ -90,7 +137,8 @@ def test_dry_run_prints_commands_and_makes_nothing(tmp_path: Path, capsys):
     assert main(["reproduce", "linear", "--scale", "paper", "--dry-run", "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 6
-    assert all(line.startswith("torchrun --nproc-per-node 8 -m momentum2 ") for line in lines)
+    assert all(line.startswith("torchrun --nnodes 16 --nproc-per-node 8 ") for line in lines[::2])
+    assert all(line.startswith("torchrun --nproc-per-node 8 -m momentum2 evaluate ") for line in lines[1::2])
     assert not out.exists()
 
 

@@ -24,11 +24,11 @@ def out(tmp_path: Path) -> Path:
             entry = {
                 "evaluation": "linear cached",
                 "network": "teacher",
-                "accuracy": {"top1": TOP1[seed]},
+                "accuracy": {"top1": TOP1[seed], "top5": 90.0},
                 "settings": {"seed": seed},
                 "floors": {"raw pixels": 40.0} if row is TABLE.rows[0] else {},
             }
-            baseline = {**entry, "network": "raw pixels", "accuracy": {"top1": 40.0}}
+            baseline = {**entry, "network": "raw pixels", "accuracy": {"top1": 40.0, "top5": 85.0}}
             if row is not TABLE.rows[2]:
                 (run / "results.json").write_text(json.dumps({"floor": baseline, "ours": entry}))
             lines = [
@@ -47,7 +47,7 @@ def found(out: Path, seconds: dict[str, float] | None = None) -> dict:
 def test_numbers_are_those_of_the_run(out: Path):
     outcome = read_outcome(TABLE.rows[0], out, 1)
     assert outcome is not None
-    assert outcome.numbers == {"top-1": 53.75, "kNN": 45.0, "seconds": pytest.approx(0.2)}
+    assert outcome.numbers == {"top-1": 53.75, "top-5": 90.0, "kNN": 45.0, "seconds": pytest.approx(0.2)}
     assert read_outcome(TABLE.rows[1], out, 1) is None
     assert read_outcome(TABLE.rows[2], out, 0) is None
 
@@ -55,7 +55,7 @@ def test_numbers_are_those_of_the_run(out: Path):
 def test_a_result_of_another_seed_or_network_is_not_this_rows(out: Path):
     path = TABLE.rows[0].pretraining.run(out, 0) / "results.json"
     entries = json.loads(path.read_text())
-    other = {**entries["ours"], "network": "student", "accuracy": {"top1": 99.0}}
+    other = {**entries["ours"], "network": "student", "accuracy": {"top1": 99.0, "top5": 99.0}}
     path.write_text(json.dumps({"student": other, **entries}))
     outcome = read_outcome(TABLE.rows[0], out, 0)
     assert outcome is not None
@@ -89,11 +89,29 @@ def test_markdown_shows_the_paper_beside_us(out: Path):
     (row,) = [line for line in lines if line.startswith("| student Synced BN, teacher Synced BN")]
     assert (
         row
-        == "| student Synced BN, teacher Synced BN | 52.50 ± 1.77 | 45.00 ± 0.00 | 0.200 ± 0.000 | 2 | 88.06 | 1.100 |"
+        == "| student Synced BN, teacher Synced BN | 52.50 ± 1.77 | 45.00 ± 0.00 | 0.200 ± 0.000 | 2 | 88.06 | 1.10 |"
     )
     (missing,) = [line for line in lines if line.startswith("| student BN, teacher BN |")]
-    assert missing == "| student BN, teacher BN | – | – | – | 0 | 84.16 | 0.240 |"
+    assert missing == "| student BN, teacher BN | – | – | – | 0 | 84.16 | 0.24 |"
     assert any(line.startswith("| *raw pixels* | 40.00 |") for line in lines)
+
+
+def test_floors_of_other_data_are_not_this_tables(out: Path):
+    """At the paper's scale STL-10 and ImageNet share a directory and the name of the evaluation."""
+    other = out / "runs" / "stl10" / "seed-0"
+    other.mkdir(parents=True)
+    mine = json.loads((TABLE.rows[0].pretraining.run(out, 0) / "results.json").read_text())
+    mine["ours"]["floors"] = {"raw pixels": 99.0}
+    (other / "results.json").write_text(json.dumps(mine))
+    assert found(out)["floors"] == {"raw pixels": 40.0}
+
+
+def test_a_copied_run_and_a_table_without_results_are_no_obstacle(out: Path):
+    (TABLE.rows[0].pretraining.run(out, 0).parent / "seed-0.bak").mkdir()
+    lines = markdown(found(out)).splitlines()
+    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+    floors_alone = {**found(out), "rows": [{**row, "mean": {}, "std": {}} for row in found(out)["rows"]]}
+    assert not any("40.00" in line for line in markdown(floors_alone).splitlines())
 
 
 def test_seconds_without_results_are_no_row_of_the_plot(out: Path):
@@ -113,6 +131,6 @@ def test_the_plot_is_a_picture(out: Path):
 
 
 def test_a_table_without_results_does_not_ask_for_an_extra(tmp_path: Path):
-    work = Work(TABLE, tuple(row.key for row in TABLE.rows), tmp_path, (0,), "CIFAR", None, (), 2)
+    work = Work(TABLE, tuple(row.key for row in TABLE.rows), tmp_path, (0,), "CIFAR", None, None, 2)
     assert "pip install" not in write_table(work)
     assert not (tmp_path / "bn-statistics.png").exists()

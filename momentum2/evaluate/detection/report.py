@@ -49,7 +49,9 @@ class Evaluation:
             return
         out.mkdir(parents=True, exist_ok=True)
         results = {"images": len(self.data.image_ids), "style": self.style, **self.scores}
-        (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        unfinished = out / "results.json.tmp"  # who finds results.json may take the evaluation for finished
+        unfinished.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        unfinished.replace(out / "results.json")
         (out / "detections.json").write_text(json.dumps(self.detections), encoding="utf-8")
         with evaluating(self.detector):
             grid([self._picture(i) for i in range(len(self.data.image_ids[:_SHOWN]))]).save(
