@@ -24,14 +24,14 @@ class Standardise:
 
 
 def fit_logistic(x: Tensor, y: Tensor, classes: int, strength: float, start: Tensor | None = None) -> Tensor:
-    """The minimum of mean cross-entropy + strength/2 · |W|², as (d + 1, classes): W, then the bias.
+    """The minimum of mean cross-entropy + strength/2 · |W|², as (classes, d + 1): W, then the bias.
 
     Args:
         x: (n, d) features.
         y: (n,) int64.
         start: Where to begin (default: zero); the minimum is one and the same.
     """
-    weights = torch.zeros(x.shape[1] + 1, classes, device=x.device) if start is None else start.clone()
+    weights = torch.zeros(classes, x.shape[1] + 1, device=x.device) if start is None else start.clone()
     weights.requires_grad_()
     optimizer = torch.optim.LBFGS(
         [weights], max_iter=200, tolerance_grad=1e-5, tolerance_change=1e-8, line_search_fn="strong_wolfe"
@@ -39,7 +39,7 @@ def fit_logistic(x: Tensor, y: Tensor, classes: int, strength: float, start: Ten
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = F.cross_entropy(logits(x, weights), y) + strength / 2 * weights[:-1].square().sum()
+        loss = F.cross_entropy(logits(x, weights), y) + strength / 2 * weights[:, :-1].square().sum()
         loss.backward()
         return loss
 
@@ -49,7 +49,8 @@ def fit_logistic(x: Tensor, y: Tensor, classes: int, strength: float, start: Ten
 
 def logits(x: Tensor, weights: Tensor) -> Tensor:
     """(n, classes) of features (n, d) and weights as `fit_logistic` gives them."""
-    return x @ weights[:-1] + weights[-1]
+    # Contiguous, (classes, d): only then does the backward read x along its rows, many times faster on a CPU.
+    return F.linear(x, weights[:, :-1].contiguous(), weights[:, -1])
 
 
 def choose_strength(x: Tensor, y: Tensor, classes: int, seed: int) -> float:

@@ -34,7 +34,7 @@ def test_the_minimum_is_that_of_scikit_learn(digits: tuple[torch.Tensor, ...], s
 def test_a_start_elsewhere_ends_at_the_same_minimum(digits: tuple[torch.Tensor, ...]):
     x, y, _, _ = digits
     x = Standardise(x)(x)
-    elsewhere = torch.randn(65, 10, generator=torch.Generator().manual_seed(0))
+    elsewhere = torch.randn(10, 65, generator=torch.Generator().manual_seed(0))
     a, b = fit_logistic(x, y, 10, 1e-2), fit_logistic(x, y, 10, 1e-2, start=elsewhere)
     assert (logits(x, a).softmax(1) - logits(x, b).softmax(1)).abs().max() < 0.01
 
