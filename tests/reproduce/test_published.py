@@ -1,0 +1,41 @@
+"""The results that docs/results.md shows are those of the files it names."""
+
+import json
+import re
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+PUBLISHED = sorted((DOCS / "results" / "cifar").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda p: p.stem)
+def test_every_number_comes_from_a_results_file_that_is_kept(path: Path):
+    table = json.loads(path.read_text(encoding="utf-8"))
+    assert table["rows"]
+    for row in table["rows"]:
+        assert row["mean"]["top-1"] == pytest.approx(mean(s["numbers"]["top-1"] for s in row["seeds"]))
+        for seed in row["seeds"]:
+            entries = json.loads((path.parent / seed["results"]).read_text(encoding="utf-8")).values()
+            found = [e for e in entries if e["settings"]["seed"] == seed["seed"]]
+            assert seed["numbers"]["top-1"] in [e["accuracy"]["top1"] for e in found]
+            assert any(command.startswith("momentum2 pretrain ") for command in seed["commands"])
+
+
+def test_every_link_of_the_page_leads_somewhere():
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    assert PUBLISHED
+    for target in re.findall(r"\]\((?!http)([^)#]+)", page):
+        assert (DOCS / target).exists(), target
+
+
+def test_table_1_on_the_page_is_that_of_its_file():
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    for name in ("bn-statistics", "bn-statistics-1-epochs"):
+        for row in json.loads((DOCS / "results" / "cifar" / f"{name}.json").read_text(encoding="utf-8"))[
+            "rows"
+        ]:
+            top1 = f"{row['mean']['top-1']:.2f} ± {row['std']['top-1']:.2f}"
+            assert f"| {row['label']} | {top1} |" in page
