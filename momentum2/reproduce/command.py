@@ -1,6 +1,7 @@
 """The command `momentum2 reproduce`."""
 
 import os
+import shlex
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -68,6 +69,10 @@ def reproduce(arguments: list[str]) -> int:
         )
     if options.scale == "smoke" and options.data is not None:
         raise UserError("--scale smoke draws its own images; leave --data out, or use --scale cifar.")
+    try:
+        shlex.split(options.launcher or "")
+    except ValueError as error:
+        raise UserError(f"--launcher {options.launcher}: {str(error).lower()}.") from None
     if options.epochs is not None and options.epochs < 1:
         raise UserError(f"--epochs must be at least 1, not {options.epochs}.")
     table = TABLES[name](options.scale, options.epochs)

@@ -160,6 +160,7 @@ def test_dry_run_prints_commands_and_makes_nothing(tmp_path: Path, capsys):
         (["alpha", "--data", "."], "leave --data out"),
         (["alpha", "--epochs", "0"], "--epochs must be at least 1"),
         (["alpha", "--out", "/dev/null/x"], "cannot be made"),
+        (["alpha", "--launcher", "srun 'start"], "no closing quotation"),
         (["alpha", "--launcher", "no-such-program"], "there is no program called no-such-program"),
     ],
 )
