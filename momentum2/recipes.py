@@ -87,7 +87,7 @@ def cifar10_cpu() -> Recipe:
             base,
             data=data,
             eval_data=replace(data, train_size=10_000),
-            # Measured, seed 0: the quickstart's 32 images and rate of 0.4 end with kNN 35.6 %, in twice the time.
+            # The quickstart's 32 images and rate of 0.4: kNN 35.6 %, linear 40.7 % (here 40.0 %), seed 0.
             method=replace(base.method, reference_batch=64),
             train=replace(base.train, epochs=4, batch_size=64, checkpoint_every=500),
             optim=replace(base.optim, lr=0.1),
