@@ -38,7 +38,7 @@ class MethodConfig:
         weight_momentum: m_base, the share of the student that enters the teacher each step (0.01, not 0.99).
         weight_schedule: cosine lowers m from m_base to 0; constant keeps it (MoCo).
         reference_batch: The batch size at which weight_momentum holds; it scales linearly from there.
-        history: Momentum statistics per process (local, the paper) or averaged over processes (global).
+        history: The teacher's momentum statistics: per process (local, the paper), or their mean over all (global).
         compat: paper for the paper's formulas, official for the arithmetic of the authors' code.
         temperature: Softmax temperature of the contrastive methods.
         queue_size: Number of negatives that MoCo keeps.
@@ -146,7 +146,8 @@ class TrainConfig:
         steps: Optimizer steps; when given, it decides instead of epochs.
         batch_size: Images per optimizer step, over all processes.
         accumulate: Micro-batches per optimizer step.
-        virtual_devices: Groups of the global batch that the split and momentum norms treat as devices.
+        virtual_devices: Groups of the global batch with BN statistics of their own (split and momentum norms); in one
+            process, Momentum BN keeps one history for its groups, the mean of theirs.
         precision: auto is bf16 where the device computes in it, else fp32.
         compile: Compile the networks with torch.compile.
         seed: Seed of every random draw.

@@ -93,6 +93,11 @@ class Checkpoints:
         own = {name.removeprefix(prefix): t for name, t in ranks.items() if name.startswith(prefix)}
         return Checkpoint(state["step"], shared, own, state["info"])
 
+    def info(self) -> dict[str, Any]:
+        """What `save` was last told to keep beside the tensors, the same on all processes; empty at first."""
+        state = on_first(lambda: self._newest()[:1])
+        return dict(json.loads(state[0])["info"]) if state else {}
+
     def _write(
         self, step: int, shared: Mapping[str, Tensor], ranks: list[bytes], info: Mapping[str, Any]
     ) -> None:

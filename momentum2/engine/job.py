@@ -1,8 +1,8 @@
 """What the loop is given."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -42,3 +42,6 @@ class Job:
     device: torch.device
     validate: Callable[[], dict[str, float]] | None = None
     validate_every: int = 0  # steps; the last step is always validated
+    decided: Mapping[str, object] = field(
+        default_factory=dict
+    )  # by the machine: kept, to be followed on resume

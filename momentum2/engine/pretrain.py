@@ -1,7 +1,7 @@
 """From a config to a run directory with an encoder in it."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -10,14 +10,15 @@ from torch import Tensor
 
 from momentum2 import backbones, distributed
 from momentum2.augment import ViewSpec, render, view_specs
-from momentum2.config import Config, Network
+from momentum2.config import Config, DataConfig, Network
 from momentum2.data import Batch, Dataset, Loader, open_dataset
+from momentum2.data.cache import Packed
 from momentum2.engine.checks import check
 from momentum2.engine.device import choose_device, keep_large_blocks
 from momentum2.engine.encoder import EncoderCard, save_encoder
 from momentum2.engine.job import Job
 from momentum2.engine.plan import Plan, describe, resolve
-from momentum2.engine.run import Resume, open_run
+from momentum2.engine.run import Resume, Run, open_run
 from momentum2.engine.together import joined
 from momentum2.engine.train import fit
 from momentum2.errors import UserError
@@ -58,7 +59,7 @@ def pretrain(
     device = choose_device(config.train.device)
     keep_large_blocks()
     with joined(device), open_run(out, config, resume) as run:
-        dataset = open_dataset(config.data, seed=config.train.seed)
+        dataset = open_dataset(_as_before(config.data, run), seed=config.train.seed)
         if config.method.name == "supervised" and dataset.labels is None:
             raise UserError("Method supervised needs labels: give each class of images a folder of its own.")
         plan = resolve(config, len(dataset), distributed.world_size())
@@ -118,7 +119,14 @@ def make_job(
         device=device,
         validate=None if score is None else lambda: score(method.encoders()),
         validate_every=config.monitor.knn_every * plan.steps_per_epoch,
+        decided={"cached": isinstance(dataset, Packed)},
     )
+
+
+def _as_before(data: DataConfig, run: Run) -> DataConfig:
+    """Cached and streamed images differ by a little, so what `auto` once came to holds for the whole run."""
+    cached = run.checkpoints.info().get("cached")
+    return data if cached is None else replace(data, cache="on" if cached else "off")
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def fit(job: Job, run: Run) -> bool:
                 log.metrics(done, job.validate())
                 meter.restart()  # the time of validation is not the steps'
             if done == job.steps or done % t.checkpoint_every == 0 or stop:
-                run.checkpoints.save(done, *collect(method, optimizer), {"threads": threads})
+                run.checkpoints.save(done, *collect(method, optimizer), {"threads": threads, **job.decided})
                 meter.restart()
             if stop:
                 break

@@ -55,8 +55,12 @@ def _detector(path: Path) -> Outcome | None:
     if not path.exists():
         return None
     found = json.loads(path.read_text(encoding="utf-8"))
-    kinds = {"bbox": "box AP", "segm": "mask AP"}
-    numbers = {name: 100 * float(found[kind]["AP"]) for kind, name in kinds.items() if kind in found}
+    numbers = {
+        f"{name} {score}": 100 * float(found[kind][score])
+        for kind, name in (("bbox", "box"), ("segm", "mask"))
+        for score in ("AP", "AP50", "AP75")
+        if kind in found and found[kind][score] is not None
+    }
     return Outcome(numbers, path)
 
 

@@ -52,6 +52,11 @@ def size_flags(batch: int, samples: int) -> Flags:
     return {"train.batch_size": batch, "train.virtual_devices": batch // samples}
 
 
+def norms(student: str, teacher: str) -> Flags:
+    """The flags for the norms of student and teacher."""
+    return {"method.student_norm": student, "method.teacher_norm": teacher}
+
+
 #: One network and one set of views for all rows of the small scales, each row on one core.
 _SMALL: Flags = {
     "method.student_norm": "split",

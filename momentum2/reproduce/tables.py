@@ -1,19 +1,10 @@
 """The tables of the paper as data. The paper's numbers are those of its LaTeX source."""
 
-from collections.abc import Mapping
 from typing import Protocol
 
-from momentum2.reproduce.rows import Flags, Numbers, Pretraining, Row, Scale, Table
-from momentum2.reproduce.scales import (
-    SMALL_MOCO,
-    SMALL_SIMSIAM,
-    Base,
-    base,
-    detection,
-    linear,
-    semi,
-    size_flags,
-)
+from momentum2.reproduce.rows import Flags, Row, Scale, Table
+from momentum2.reproduce.scales import SMALL_MOCO, SMALL_SIMSIAM, Base, base, linear, norms, semi, size_flags
+from momentum2.reproduce.transfer import coco, lvis
 
 #: The columns of tables in which the paper has top-5 as well.
 _WITH_TOP5 = ("top-1", "top-5", "kNN", "seconds")
@@ -38,10 +29,6 @@ def _length(epochs: int) -> str:
     return f"{epochs} epoch" + "s" * (epochs != 1)
 
 
-def _norms(student: str, teacher: str) -> Flags:
-    return {"method.student_norm": student, "method.teacher_norm": teacher}
-
-
 def bn_statistics(scale: Scale, epochs: int | None = None) -> Table:
     b = base(scale, "stl10", epochs)
     names = {"synced": "Synced BN", "split": "BN", "momentum": "Momentum BN"}
@@ -54,7 +41,7 @@ def bn_statistics(scale: Scale, epochs: int | None = None) -> Table:
         ("synced", "momentum"): (88.25, 0.50),
     }
     rows = [
-        _row(b, f"{s}-{t}", f"student {names[s]}, teacher {names[t]}", _norms(s, t), *numbers)
+        _row(b, f"{s}-{t}", f"student {names[s]}, teacher {names[t]}", norms(s, t), *numbers)
         for (s, t), numbers in published.items()
     ]
     return Table(
@@ -76,15 +63,15 @@ def byol_vs_m2(scale: Scale, epochs: int | None = None) -> Table:
         "Does a Momentum BN teacher replace synced BN?",
         (
             _row(
-                b, "byol-synced", f"BYOL, synced BN ({b.batch})", _norms("synced", "synced"), 72.5, 5.25, 87.6
+                b, "byol-synced", f"BYOL, synced BN ({b.batch})", norms("synced", "synced"), 72.5, 5.25, 87.6
             ),
-            _row(b, "byol", f"BYOL, BN ({b.samples})", _norms("split", "split"), 61.5, 0.6, 84.6),
-            _row(b, "m2", f"Momentum² Teacher ({b.samples})", _norms("split", "momentum"), 72.0, 0.6, 90.6),
+            _row(b, "byol", f"BYOL, BN ({b.samples})", norms("split", "split"), 61.5, 0.6, 84.6),
+            _row(b, "m2", f"Momentum² Teacher ({b.samples})", norms("split", "momentum"), 72.0, 0.6, 90.6),
             _row(
                 b,
                 "m2-large",
                 f"Momentum² Teacher ({large})",
-                {**_norms("split", "momentum"), **b.size(large)},
+                {**norms("split", "momentum"), **b.size(large)},
                 72.9,
                 top5=90.6,
             ),
@@ -102,8 +89,8 @@ def moco(scale: Scale, epochs: int | None = None) -> Table:
         "MoCo v2 with shuffling BN and with Momentum BN",
         "Can Momentum BN take the place of shuffling?",
         (
-            _row(b, "shuffle", "shuffling BN", {**extra, **_norms("split", "shuffle")}, 66.8, 0.65, 87.6),
-            _row(b, "momentum", "Momentum BN", {**extra, **_norms("split", "momentum")}, 67.8, 0.35, 88.0),
+            _row(b, "shuffle", "shuffling BN", {**extra, **norms("split", "shuffle")}, 66.8, 0.65, 87.6),
+            _row(b, "momentum", "Momentum BN", {**extra, **norms("split", "momentum")}, 67.8, 0.35, 88.0),
         ),
         _WITH_TOP5,
     )
@@ -120,7 +107,7 @@ def bn_batch_size(scale: Scale, epochs: int | None = None) -> Table:
     def row(key: str, label: str, teacher: str, samples: int, top1: float | None) -> Row:
         # The paper's devices stay 128, with more samples each; BYOL's numbers are of one batch, divided.
         size = b.size(samples) if teacher == "momentum" else size_flags(b.batch, samples)
-        flags = {**_norms("split", teacher), **size}
+        flags = {**norms("split", teacher), **size}
         return _row(b, f"{key}-{samples}", f"{label}, BN over {samples}", flags, top1)
 
     return Table(
@@ -229,7 +216,7 @@ def linear_classification(scale: Scale, epochs: int | None = None) -> Table:
                 b,
                 "byol",
                 f"BYOL, synced BN, {_length(b.epochs)}",
-                _norms("synced", "synced"),
+                norms("synced", "synced"),
                 72.5,
                 top5=90.8,
             ),
@@ -276,136 +263,6 @@ def semi_supervised(scale: Scale, epochs: int | None = None) -> Table:
         "What is pretraining worth where labels are few?",
         tuple(rows),
         ("top-1", "top-5"),
-    )
-
-
-#: Model, schedule: (boxes, masks) AP with the backbone from each of the paper's initialisations.
-_COCO: dict[tuple[str, str], dict[str, tuple[float, ...]]] = {
-    ("mask_rcnn", "1x"): {
-        "random": (31.0, 28.5),
-        "supervised": (38.9, 35.4),
-        "moco": (38.5, 35.1),
-        "byol": (39.6, 36.7),
-        "m2": (39.7, 36.8),
-    },
-    ("mask_rcnn", "2x"): {
-        "random": (36.7, 33.7),
-        "supervised": (40.6, 36.8),
-        "moco": (40.8, 36.9),
-        "byol": (41.6, 38.2),
-        "m2": (41.8, 38.4),
-    },
-    ("cascade_rcnn", "1x"): {
-        "random": (35.3, 31.0),
-        "supervised": (42.1, 36.4),
-        "moco": (42.4, 37.0),
-        "byol": (43.6, 38.3),
-        "m2": (43.6, 38.2),
-    },
-    ("cascade_rcnn", "2x"): {
-        "random": (40.7, 35.9),
-        "supervised": (43.5, 37.7),
-        "moco": (44.3, 38.7),
-        "byol": (45.0, 39.3),
-        "m2": (45.1, 39.4),
-    },
-    ("retinanet", "1x"): {
-        "random": (24.4,),
-        "supervised": (37.3,),
-        "moco": (37.2,),
-        "byol": (36.4,),
-        "m2": (35.9,),
-    },
-    ("retinanet", "2x"): {
-        "random": (31.2,),
-        "supervised": (38.7,),
-        "moco": (39.0,),
-        "byol": (39.5,),
-        "m2": (39.4,),
-    },
-    ("fcos", "1x"): {
-        "random": (25.0,),
-        "supervised": (38.7,),
-        "moco": (39.0,),
-        "byol": (37.6,),
-        "m2": (37.7,),
-    },
-    ("fcos", "2x"): {
-        "random": (31.8,),
-        "supervised": (38.5,),
-        "moco": (38.8,),
-        "byol": (39.5,),
-        "m2": (39.9,),
-    },
-}
-
-
-def _initialisations(b: Base, epochs: int | None) -> dict[str, tuple[str, Pretraining]]:
-    """What a detector may start from; on a CPU only our own encoder and none."""
-    ours = b.pretraining(b.size(4 * b.samples))
-    if b.small:
-        return {"random": ("random init.", ours), "m2": ("ours", ours)}
-    return {
-        "random": ("random init.", ours),
-        "supervised": ("supervised", base("paper", "supervised", epochs).pretraining({})),
-        "moco": ("MoCo", base("paper", "moco-v2", epochs).pretraining(_norms("split", "shuffle"))),
-        "byol": ("BYOL", b.pretraining(_norms("synced", "synced"))),
-        "m2": ("ours", ours),
-    }
-
-
-def _transfer(
-    inits: Mapping[str, tuple[str, Pretraining]],
-    b: Base,
-    model: str,
-    data: str,
-    schedule: str,
-    published: Mapping[str, Numbers],
-) -> list[Row]:
-    return [
-        Row(
-            f"{data}-{model}-{schedule}-{init}",
-            f"{model}, {schedule}, {label}",
-            run,
-            detection(b, model, data, schedule, scratch=init == "random"),
-            published[init],
-        )
-        for init, (label, run) in inits.items()
-        if init in published
-    ]
-
-
-def coco(scale: Scale, epochs: int | None = None) -> Table:
-    b = base(scale, "imagenet-128gpu", epochs)
-    rows = []
-    for (model, schedule), published in _COCO.items():
-        numbers = {
-            init: dict(zip(("box AP", "mask AP"), values, strict=False)) for init, values in published.items()
-        }
-        if schedule == "1x" or b.scale != "smoke":
-            rows += _transfer(_initialisations(b, epochs), b, model, "coco", schedule, numbers)
-    return Table(
-        "coco",
-        scale,
-        "Object detection and instance segmentation" + (" on COCO" if scale == "paper" else " on shapes"),
-        "Does the pretrained backbone transfer?",
-        tuple(rows),
-        ("box AP", "mask AP"),
-    )
-
-
-def lvis(scale: Scale, epochs: int | None = None) -> Table:
-    b = base(scale, "imagenet-128gpu", epochs)
-    published = {"random": 22.5, "supervised": 24.4, "moco": 24.1, "m2": 26.1}
-    numbers = {init: {"mask AP": value} for init, value in published.items()}
-    return Table(
-        "lvis",
-        scale,
-        "Long-tailed instance segmentation" + (" on LVIS 0.5" if scale == "paper" else ": shapes instead"),
-        "Does the pretrained backbone transfer where classes are rare?"
-        + (" On shapes none is: these are coco's mask_rcnn rows." if b.small else ""),
-        tuple(_transfer(_initialisations(b, epochs), b, "mask_rcnn", "lvis", "2x", numbers)),
-        ("mask AP",),
     )
 
 

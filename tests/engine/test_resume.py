@@ -3,13 +3,16 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from momentum2.config import (
@@ -21,6 +24,7 @@ from momentum2.config import (
     OptimConfig,
     TrainConfig,
 )
+from momentum2.data import cache
 from momentum2.engine.pretrain import pretrain
 from momentum2.methods import BYOL, METHODS
 
@@ -206,3 +210,29 @@ def test_all_processes_take_the_threads_that_process_0_chose(tmp_path: Path):
     program.write_text(THREADS)
     run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program, tmp_path)
     assert [(tmp_path / f"threads-{rank}").read_text() for rank in (0, 1)] == ["2", "2"]
+
+
+@pytest.mark.parametrize("cached_at_first", [True, False])
+def test_a_resumed_run_keeps_what_auto_came_to(tmp_path: Path, monkeypatch, cached_at_first: bool):
+    """The machine that goes on has another memory: cached images must not become streamed ones, or these cached."""
+    root = tmp_path / "images"
+    root.mkdir()
+    for i, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (16, 48, 48, 3), np.uint8)):
+        Image.fromarray(pixels).save(root / f"{i}.png")
+    config = Config(
+        model=ModelConfig("resnet18", "small", 0.125, projector_hidden=32, projector_out=16),
+        data=DataConfig("folder", str(root), image_size=32, cache="auto", cache_dir=str(tmp_path / "cache")),
+        train=TrainConfig(
+            steps=4, batch_size=8, threads=1, precision="fp32", checkpoint_every=2, device="cpu"
+        ),
+    )
+    memory = {True: 1 << 40, False: 1}
+    monkeypatch.setattr(cache, "_memory", lambda: memory[cached_at_first])
+    assert pretrain(config, tmp_path / "run")
+    encoder = tmp_path / "run" / "encoder.safetensors"
+    whole = encoder.read_bytes()
+    encoder.unlink()
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000004")
+    monkeypatch.setattr(cache, "_memory", lambda: memory[not cached_at_first])
+    assert pretrain(config, tmp_path / "run")
+    assert encoder.read_bytes() == whole

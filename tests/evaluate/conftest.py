@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, Opti
 from momentum2.data.shapes import CLASS_NAMES, render
 from momentum2.data.shapes import labels as class_labels
 from momentum2.engine.pretrain import pretrain
+from momentum2.evaluate import linear, semi
+from momentum2.evaluate.subject import Subject
 
 
 class TinyEncoder(nn.Module):
@@ -88,3 +91,24 @@ def run(finished_run: Path, tmp_path: Path) -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
     return copy
+
+
+class Planned(Exception):
+    """The config with which a classifier would be trained, raised in place of its training."""
+
+
+@pytest.fixture
+def trained_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Config]:
+    """trained_with(evaluate, subject, options): the settings of the training that an evaluation begins."""
+
+    def plan(subject: Subject, config: Config, *rest: object) -> None:
+        raise Planned(config)
+
+    def read(evaluate: Callable[..., object], subject: Subject, options: object) -> Config:
+        with pytest.raises(Planned) as caught:
+            evaluate(subject, options)
+        return caught.value.args[0]
+
+    monkeypatch.setattr(linear, "train_classifier", plan)
+    monkeypatch.setattr(semi, "train_classifier", plan)
+    return read

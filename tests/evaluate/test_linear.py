@@ -1,5 +1,6 @@
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import yaml
 from safetensors.torch import load_file
 
 from momentum2.augment import draw, render, view_specs
-from momentum2.config import ViewsConfig
+from momentum2.config import Config, DataConfig, ViewsConfig
 from momentum2.data import batch_indices
 from momentum2.engine.logging import read_metrics
 from momentum2.errors import UserError
@@ -22,6 +23,16 @@ from momentum2.seeds import derive
 
 ONE = SubjectOptions(threads=1)
 SHORT = LinearOptions(epochs=3, batch_size=46, floors=False)
+
+
+@pytest.mark.parametrize(("name", "lr"), [("folder", 0.5), ("imagenet", 0.2)])
+def test_length_and_rates_are_the_paper_s(
+    run: Path, pictures: Path, trained_with: Callable[..., Config], name: str, lr: float
+):
+    data = DataConfig(name, str(pictures), image_size=16, cache="off")
+    with open_subject(run, replace(ONE, data=data)) as subject:
+        config = trained_with(evaluate_linear, subject, LinearOptions(floors=False))
+    assert (config.train.epochs, config.train.batch_size, config.optim.lr) == (80, 256, lr)
 
 
 def test_it_is_the_paper_s_protocol(run: Path):

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -5,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from momentum2.config import Config, DataConfig
 from momentum2.errors import UserError
 from momentum2.evaluate.semi import SemiOptions, evaluate_semi
 from momentum2.evaluate.subject import SubjectOptions, open_subject
@@ -12,6 +14,17 @@ from momentum2.evaluate.subsets import stratified
 
 ONE = SubjectOptions(threads=1)
 SHORT = SemiOptions(fraction=0.2, epochs=2, batch_size=18)
+
+
+@pytest.mark.parametrize(("fraction", "epochs", "batch_size"), [(0.01, 20, 200), (0.1, 15, 1024)])
+def test_length_and_rate_are_the_paper_s(
+    run: Path, trained_with: Callable[..., Config], fraction: float, epochs: int, batch_size: int
+):
+    data = DataConfig("shapes", image_size=16, cache="off")  # 20,000 images
+    with open_subject(run, replace(ONE, data=data)) as subject:
+        config = trained_with(evaluate_semi, subject, SemiOptions(fraction=fraction))
+    assert (config.train.epochs, config.train.batch_size) == (epochs, batch_size)
+    assert config.optim.lr * 1024 / 256 == pytest.approx(0.08)
 
 
 def test_the_whole_network_is_fine_tuned(run: Path):

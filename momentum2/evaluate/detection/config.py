@@ -139,9 +139,12 @@ def _paper(model: DetectorName, data: DetectionDataName) -> DetectConfig:
         head=head,
         data=images,
         train=TrainConfig(batch_size=16, checkpoint_every=5000),
-        # Per 256 images: 0.02 (two stages) or 0.01 (dense) for 16, as in Detectron2; 1000 steps of warm-up.
+        # Per 256 images: 0.02 (two stages) or 0.01 (dense) for 16, as in Detectron2. The warm-up is its 1000 steps,
+        # of COCO's 117,266 images with objects or LVIS's 56,740 (more of these, as far as they are repeated).
         optim=OptimConfig(
-            lr=0.32 if model in TWO_STAGE else 0.16, warmup_epochs=0.136, exclude_bias_and_norm=True
+            lr=0.32 if model in TWO_STAGE else 0.16,
+            warmup_epochs=0.282 if lvis else 0.136,
+            exclude_bias_and_norm=True,
         ),
         monitor=MonitorConfig(log_every=20),
     )

@@ -152,7 +152,8 @@ def test_schedules_count_images() -> None:
     assert plan.lr_base == pytest.approx(0.02)
     assert plan.warmup == pytest.approx(1000, abs=5)
     assert resolve(preset("retinanet", "coco"), 7329, 1).lr_base == pytest.approx(0.01)
-    assert resolve(preset("mask_rcnn", "lvis"), 7329, 1).steps == 180_000
+    lvis = resolve(preset("mask_rcnn", "lvis"), 56_740 // 16, 1)
+    assert (lvis.steps, lvis.warmup) == (180_000, 1000)
     shapes = preset("fcos", "shapes")
     assert resolve(shapes, 100, 1).steps == 100 * shapes.train.epochs
 

@@ -1,0 +1,112 @@
+"""The paper's settings, transcribed by hand: a recipe cannot drift from them unnoticed."""
+
+import pytest
+
+from momentum2.config import Config
+from momentum2.recipes import find
+
+SGD = {"optim.name": "sgd", "optim.sgd_momentum": 0.9, "optim.weight_decay": 1e-4}
+WARM = {"optim.warmup_epochs": 10, "optim.warmup_start": 0.001}
+SCHEDULED = {"method.alpha": "cosine", "method.alpha_base": 1.0, "method.weight_schedule": "cosine"}
+M2 = {"method.name": "byol", "method.student_norm": "split", "method.teacher_norm": "momentum"}
+IMAGENET = {
+    "model.backbone": "resnet50",
+    "model.stem": "imagenet",
+    "model.projector_hidden": 4096,
+    "model.projector_out": 256,
+    "model.predictor_hidden": None,
+    "data.image_size": 224,
+    "views.recipe": "byol",
+}
+LARS = {
+    "optim.name": "lars",
+    "optim.lr": 0.3,
+    "optim.sgd_momentum": 0.9,
+    "optim.weight_decay": 1.5e-6,
+    "optim.lars_eta": 1e-3,
+    "optim.exclude_bias_and_norm": True,
+    "method.weight_momentum": 0.01,
+    "method.reference_batch": 4096,
+    "train.epochs": 300,
+    "train.batch_size": 4096,
+    "train.virtual_devices": 128,
+}
+RECIPES: dict[str, dict[str, object]] = {
+    "stl10": {
+        **SGD,
+        **WARM,
+        **SCHEDULED,
+        **M2,
+        "optim.lr": 0.1,
+        "optim.exclude_bias_and_norm": False,
+        "method.weight_momentum": 0.032,
+        "method.reference_batch": 2048,
+        "model.backbone": "resnet18",
+        "model.stem": "imagenet",
+        "model.projector_hidden": 512,
+        "model.projector_out": 128,
+        "model.predictor_hidden": None,
+        "data.split": "train+unlabeled",
+        "data.image_size": 96,
+        "train.epochs": 400,
+        "train.batch_size": 2048,
+        "train.virtual_devices": 64,
+    },
+    "imagenet-1node": {
+        **SGD,
+        **WARM,
+        **SCHEDULED,
+        **M2,
+        **IMAGENET,
+        "optim.lr": 0.05,
+        "optim.exclude_bias_and_norm": False,
+        "method.weight_momentum": 0.01,
+        "method.reference_batch": 256,
+        "train.epochs": 100,
+        "train.batch_size": 256,
+        "train.virtual_devices": 8,
+    },
+    "imagenet-128gpu": {**LARS, **WARM, **SCHEDULED, **M2, **IMAGENET},
+    "byol": {
+        **LARS,
+        **WARM,
+        **SCHEDULED,
+        **IMAGENET,
+        "method.name": "byol",
+        "method.student_norm": "synced",
+        "method.teacher_norm": "synced",
+    },
+    "moco-v2": {
+        **SGD,
+        "optim.lr": 0.03,
+        "optim.warmup_epochs": 0,
+        "method.name": "moco",
+        "method.student_norm": "split",
+        "method.teacher_norm": "momentum",
+        "method.alpha": 0.064,
+        "method.weight_momentum": 0.001,
+        "method.weight_schedule": "constant",
+        "method.temperature": 0.2,
+        "method.queue_size": 65536,
+        "model.backbone": "resnet50",
+        "model.projector_hidden": 2048,
+        "model.projector_out": 128,
+        "data.image_size": 224,
+        "views.recipe": "moco_v2",
+        "train.epochs": 200,
+        "train.batch_size": 1024,
+        "train.virtual_devices": 32,
+    },
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_of_the_paper_has_its_settings(name: str):
+    config = find(name).config
+    has = {field: setting(config, field) for field in RECIPES[name]}
+    assert has == RECIPES[name]
+
+
+def setting(config: Config, field: str) -> object:
+    section, name = field.split(".")
+    return getattr(getattr(config, section), name)
