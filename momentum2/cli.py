@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from difflib import get_close_matches
@@ -19,6 +20,7 @@ from momentum2 import __version__
 from momentum2.arguments import add_config, add_options, make_parser, parse, read_config
 from momentum2.config import Config, DataConfig, Network, Resume
 from momentum2.data import open_dataset
+from momentum2.distributed import world_size
 from momentum2.errors import ProcessLost, SaidElsewhere, UserError
 from momentum2.recipes import RECIPES, find, find_data, typical_size
 
@@ -33,7 +35,21 @@ E = TypeVar("E", bound="DataclassInstance")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+    except Exception:
+        if world_size() == 1:
+            raise
+        traceback.print_exc()
+        code = 1
+    if world_size() > 1:  # an error, and what python does at its end would wait for the other processes
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _run(arguments: list[str]) -> int:
     try:
         return _dispatch(arguments)
     except SaidElsewhere:

@@ -81,6 +81,16 @@ def teardown() -> None:
         dist.destroy_process_group()
 
 
+def abandon() -> None:
+    """Leave the group after an error that the other processes may not have.
+
+    NCCL's teardown would wait for them, and they for this process, so there the group stays: `main` then ends the
+    process at once. Gloo's closes its connections, and the others notice.
+    """
+    if dist.is_available() and dist.is_initialized() and dist.get_backend() != "nccl":
+        dist.destroy_process_group()
+
+
 def data_parallel(module: nn.Module) -> DistributedDataParallel:
     """`module` with gradients averaged over the processes; its buffers stay with their process."""
     with warnings.catch_warnings():

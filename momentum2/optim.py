@@ -92,7 +92,7 @@ class LARS(Optimizer):
             updates = torch._foreach_add(gradients, weights, alpha=decay)
             if group["adapt"]:
                 w, g = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, gradients))
-                trust = torch.where((w > 0) & (g > 0), group["eta"] * w / (g + decay * w), 1.0)
+                trust = (group["eta"] * w / (g + decay * w)).masked_fill_((w == 0) | (g == 0), 1.0)
                 torch._foreach_mul_(updates, list(trust.unbind()))
             buffers = [self._buffer(p) for p in weights]
             torch._foreach_mul_(buffers, group["sgd_momentum"])

@@ -32,7 +32,7 @@ def resized_crop(
     index = torch.arange(len(boxes)) if index is None else index
     if images.device.type == "cpu" and size > _LARGE:
         return to_float(_one_by_one(images, boxes, size, flip, index))
-    boxes, flip, index = boxes.to(images.device), flip.to(images.device), index.to(images.device)
+    boxes, flip, index = (on(images.device, x) for x in (boxes, flip, index))
     top, left, height, width = boxes.unbind(1)
     rows = _weights(top, height, images.shape[2], size, torch.zeros_like(flip))
     columns = _weights(left, width, images.shape[3], size, flip)
@@ -54,6 +54,11 @@ def resized_crop_one(image: np.ndarray, box: Sequence[float], size: int) -> np.n
     # Pillow is slower, but its boxes may have fractions.
     inside = (left - x, top - y, min(left - x + width, crop.shape[1]), min(top - y + height, crop.shape[0]))
     return np.asarray(Image.fromarray(crop).resize((size, size), Image.Resampling.BILINEAR, box=inside))
+
+
+def on(device: torch.device, values: Tensor) -> Tensor:
+    """A few numbers of the CPU, on the device; CUDA is not waited for."""
+    return values.to(device, non_blocking=device.type == "cuda")
 
 
 def to_float(images: Tensor) -> Tensor:
@@ -89,6 +94,7 @@ def _weights(start: Tensor, length: Tensor, extent: int, size: int, flip: Tensor
     pixel = torch.arange(extent, device=start.device, dtype=torch.float32)
     scale = length / size
     centre = torch.where(flip, start + length - output * scale, start + output * scale) - 0.5  # (n, size, 1)
-    peak = torch.where((pixel >= start) & (pixel < start + length), 1.0, -torch.inf)  # (n, 1, extent)
+    outside = (pixel < start) | (pixel >= start + length)
+    peak = outside.float().mul_(-1e9).add_(1)  # (n, 1, extent); not `where`, for which CUDA has to be waited
     weights = (pixel - centre).abs_().div_(-scale.clamp(min=1)).add_(peak).clamp_(min=0)
     return weights.div_(weights.sum(2, keepdim=True))

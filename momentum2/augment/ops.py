@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from momentum2.augment.crop import on
+
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 _LUMA = (0.2989, 0.587, 0.114)
 _STEEP = 1e9  # makes a clamped line a step
@@ -21,7 +23,7 @@ def colour_jitter_(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
     place = hue_place(order)
     if (place.diff() < 0).any():
         by_place = place.argsort(stable=True)
-        index = by_place.to(images.device)
+        index = on(images.device, by_place)
         sorted_images = colour_jitter_(images.index_select(0, index), factors[by_place], order[by_place])
         return images.index_copy_(0, index, sorted_images)
 
@@ -59,7 +61,7 @@ def hue_(images: Tensor, shift: Tensor) -> Tensor:
     # A third of a turn moves every channel on by one. What remains is at most a sextant, 1/6 turn.
     thirds = (shift * 3).round().long()
     if thirds.any():
-        channels = (torch.arange(3) - thirds[:, None]).remainder(3).to(images.device)
+        channels = on(images.device, (torch.arange(3) - thirds[:, None]).remainder(3))
         images.copy_(images.gather(1, channels[:, :, None, None].expand_as(images)))
     sextants = shift * 6 - thirds * 2
 
@@ -96,7 +98,7 @@ def gaussian_blur(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
     weights = exponent.masked_fill(taps.abs() > reach[:, None], -torch.inf).softmax(1)
     # Only now are the taps cut to those in use, so that a sample's weights do not depend on the others.
     radius = int(reach.max())
-    weights = weights[:, half - radius : half + radius + 1].to(images.device)
+    weights = on(images.device, weights[:, half - radius : half + radius + 1])
     weights = weights.repeat_interleave(channels, 0)[:, None, None]  # (3n, 1, 1, taps)
     x = F.pad(images, (radius,) * 4, mode="reflect").flatten(0, 1)[None]
     x = F.conv2d(x, weights, groups=n * channels)
@@ -111,10 +113,10 @@ def solarize(images: Tensor) -> Tensor:
 
 def normalise_(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Subtracts the channels' mean, then divides by their std."""
-    offset, scale = (torch.tensor(v, device=images.device)[:, None, None] for v in (mean, std))
+    offset, scale = (on(images.device, torch.tensor(v))[:, None, None] for v in (mean, std))
     return images.sub_(offset).div_(scale)
 
 
 def _each(values: Tensor, images: Tensor) -> Tensor:
     """(n,) numbers, shaped to multiply (n, 3, H, W) images on their device."""
-    return values.to(images.device)[:, None, None, None]
+    return on(images.device, values)[:, None, None, None]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from momentum2.augment import ops
-from momentum2.augment.crop import resized_crop, to_float
+from momentum2.augment.crop import on, resized_crop, to_float
 from momentum2.augment.draws import Draws, crop_boxes, draw
 from momentum2.augment.specs import ViewSpec, view_specs
 
@@ -57,16 +57,16 @@ def _view(images: Tensor, draws: Draws, spec: ViewSpec, whole: bool, channels_la
         else:
             x = resized_crop(images, boxes[index], spec.size, own.flip, index)
         x = ops.normalise_(_augment_(x, own, spec), spec.mean, spec.std)
-        out[start : start + chunk] = x.index_select(0, order.argsort().to(device))
+        out[start : start + chunk] = x.index_select(0, on(device, order.argsort()))
     return out
 
 
 def _mirrored(crops: Tensor, flip: Tensor, index: Tensor) -> Tensor:
     """Crops of the given indices as float32 in [0, 1], mirrored where `flip` (n,) says so."""
-    crops = crops.index_select(0, index.to(crops.device))
+    crops = crops.index_select(0, on(crops.device, index))
     both = torch.cat([crops, crops.flip(3)])
     which = torch.arange(len(flip)) + flip * len(flip)
-    return to_float(both.index_select(0, which.to(crops.device)))
+    return to_float(both.index_select(0, on(crops.device, which)))
 
 
 def _augment_(x: Tensor, draws: Draws, spec: ViewSpec) -> Tensor:
@@ -88,5 +88,5 @@ def _apply(x: Tensor, chosen: Tensor, operation: Callable[[Tensor, Tensor], Tens
         return x
     if len(index) == len(x):
         return operation(x, index)
-    where = index.to(x.device)
+    where = on(x.device, index)
     return x.index_copy_(0, where, operation(x.index_select(0, where), index))

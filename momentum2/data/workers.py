@@ -75,16 +75,13 @@ class Workers(Generic[Job, Result]):
     def interrupt(self) -> None:
         """End the processes, whatever they are doing; a thread that waits for a result gets an error."""
         for process in self._processes:
-            process.terminate()
+            process.kill()
 
     def close(self) -> None:
         """End the processes and forget them."""
         self.interrupt()
         for process, pipe in zip(self._processes, self._pipes, strict=True):
-            process.join(2)
-            if process.is_alive():
-                process.kill()
-                process.join()
+            process.join()
             pipe.close()
             process.close()
         self._processes, self._pipes = [], []
@@ -128,7 +125,10 @@ class Workers(Generic[Job, Result]):
 
 
 def _work(pipe: Connection, task: Callable[[Any], Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops its workers
+    # Ctrl-C and torchrun's SIGTERM reach all processes of the group, but are for the parent: it saves, for which it may
+    # need the batches under way, and then ends its workers.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     with contextlib.suppress(EOFError, OSError):  # the parent is gone
         while True:

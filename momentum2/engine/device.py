@@ -26,6 +26,10 @@ def choose_device(name: str) -> torch.device:
     if not available.get(device.type, False):
         raise UserError(f"--train.device {name} is not available on this machine; use --train.device auto.")
     if device.type == "cuda":
+        if device.index is not None and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:
+            raise UserError(
+                f"--train.device {name} is one GPU for several processes; use --train.device cuda."
+            )
         index = device.index if device.index is not None else int(os.environ.get("LOCAL_RANK", 0))
         if index >= torch.cuda.device_count():
             raise UserError(f"There is no cuda:{index}; this machine has {torch.cuda.device_count()} GPU(s).")

@@ -45,3 +45,7 @@ class Job:
     decided: Mapping[str, object] = field(
         default_factory=dict
     )  # by the machine: kept, to be followed on resume
+
+    def is_due(self, done: int) -> bool:
+        """Whether there is a validation after `done` steps."""
+        return done in (0, self.steps) or bool(self.validate_every and done % self.validate_every == 0)

@@ -139,6 +139,11 @@ class Log:
                 f"  {timedelta(seconds=round(left))} left"
             )
 
+    def has_validation(self, step: int) -> bool:
+        """Whether the log has what a validation after `step` found; False on processes that do not log."""
+        records = read_metrics(self.path) if self.main else []
+        return any(r["step"] == step and not {"loss", "alarm"} & r.keys() for r in records)
+
     def alarm(self, step: int, sentence: str) -> None:
         """Record and show something that the user should look at."""
         if self.main:

@@ -93,8 +93,10 @@ def joined(device: torch.device) -> Iterator[None]:
     try:
         with lost_process():
             yield
-    finally:
-        distributed.teardown()
+    except BaseException:
+        distributed.abandon()
+        raise
+    distributed.teardown()
 
 
 def _is_lost_peer(error: RuntimeError) -> bool:

@@ -46,8 +46,9 @@ def fit(job: Job, run: Run) -> bool:
     with log, StopSignal() as signal, job.batches(start) as batches:
         if saved:
             log.say("Finished already." if start == job.steps else f"Going on after step {start:,}.")
-        if job.validate and start == 0:
-            log.metrics(0, job.validate())
+        # A run that was stopped or killed before the validation of its last step has it now.
+        if job.validate and job.is_due(start) and broadcast_bytes(b"%d" % log.has_validation(start)) == b"0":
+            log.metrics(start, job.validate())
         meter.restart()
         for batch in batches:
             k = batch.step
@@ -81,14 +82,12 @@ def fit(job: Job, run: Run) -> bool:
                 log.metrics(done, values)
                 for sentence in alarms.check(done, values):
                     log.alarm(done, sentence)
-            if job.validate and (
-                done == job.steps or (job.validate_every and done % job.validate_every == 0)
-            ):
-                log.metrics(done, job.validate())
-                meter.restart()  # the time of validation is not the steps'
             if done == job.steps or done % t.checkpoint_every == 0 or stop:
                 run.checkpoints.save(done, *collect(method, optimizer), {"threads": threads, **job.decided})
-                meter.restart()
+                meter.restart()  # this time is not the steps'
             if stop:
                 break
+            if job.validate and job.is_due(done):  # it may take minutes: the step is saved
+                log.metrics(done, job.validate())
+                meter.restart()
     return not stop

@@ -5,17 +5,31 @@ from collections.abc import Callable
 from torch import Tensor
 
 from momentum2.backbones import Encoder
+from momentum2.data.dataset import Subset
+from momentum2.data.sampler import seeded_subset
 from momentum2.evaluate.results import Accuracy, measure
 from momentum2.evaluate.subject import Subject
 
 #: (n, d) training features, (n,) labels, (m, d) test features, number of classes -> (m, classes) scores.
 Classify = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
+#: More would not move a floor by much: but the pixels of ImageNet would not fit into the memory of a GPU.
+FLOOR_IMAGES = 100_000
 
-def judge(subject: Subject, classify: Classify, encoder: Encoder | None = None) -> Accuracy:
-    """The accuracy of `classify` on the features of the subject's encoder, or of another one."""
+
+def judge(
+    subject: Subject, classify: Classify, encoder: Encoder | None = None, limit: int | None = None
+) -> Accuracy:
+    """The accuracy of `classify` on the features of the subject's encoder, or of another one.
+
+    Args:
+        limit: Learn from so many training images at most, a seeded choice.
+    """
     data, device = subject.labelled, subject.device
-    train, test = subject.features(data.train, encoder), subject.features(data.test, encoder)
+    images = data.train
+    if limit is not None and len(images) > limit:
+        images = Subset(images, seeded_subset(len(images), subject.options.seed, limit))
+    train, test = subject.features(images, encoder), subject.features(data.test, encoder)
     assert train.labels is not None
     assert test.labels is not None
     x, y, queries = train.features.to(device), train.labels.to(device), test.features.to(device)
@@ -24,5 +38,5 @@ def judge(subject: Subject, classify: Classify, encoder: Encoder | None = None) 
 
 
 def judge_floors(subject: Subject, classify: Classify) -> dict[str, float]:
-    """top1 of the built-in baselines by the same means."""
-    return {name: judge(subject, classify, encoder).top1 for name, encoder in subject.floors()}
+    """top1 of the built-in baselines by the same means, learned from `FLOOR_IMAGES` images at most."""
+    return {name: judge(subject, classify, encoder, FLOOR_IMAGES).top1 for name, encoder in subject.floors()}

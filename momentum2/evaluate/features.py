@@ -56,7 +56,7 @@ def extract(
     ours = np.concatenate([np.empty(0, np.int64), *batches[rank::world]])
     read = iterate(dataset, spec, batch_size, indices=ours, device=device, workers=workers)
     bf16 = torch.autocast(device.type, torch.bfloat16, enabled=use_bf16(precision, device))
-    rows, kept = [], []
+    features, kept, n = torch.empty(len(dataset), encoder.feature_dim), list[Tensor](), 0
     with evaluating(encoder), _progress(len(dataset)) as advance:
         for _ in range(0, len(batches), world):
             batch = next(read, None)  # none where others have the last batches
@@ -65,12 +65,14 @@ def extract(
                 with bf16:
                     x = encoder(_view(batch, spec)).float()
                 indices = batch.indices
-            rows.append(distributed.gather(x, even=False).cpu())
+            x = distributed.gather(x, even=False)
+            features[n : n + len(x)] = x
+            n += len(x)
             kept.append(distributed.gather(indices.to(device), even=False).cpu())
             advance(batch_size * world)
     found = torch.cat(kept)
     labels = None if dataset.labels is None else torch.from_numpy(dataset.labels)[found]
-    return Features(torch.cat(rows), found, labels)
+    return Features(features[:n], found, labels)
 
 
 def shuffled_views(

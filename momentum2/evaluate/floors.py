@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from momentum2 import backbones
+from momentum2 import backbones, distributed
 from momentum2.augment import ViewSpec
 from momentum2.backbones import Encoder
 from momentum2.data import Dataset
@@ -42,4 +42,5 @@ def random_encoder(
     encoder.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     some = shuffled_views(dataset, spec, seed=seed, limit=_CALIBRATION, device=device, workers=workers)
     recalibrate(encoder, some)
+    distributed.broadcast_(encoder.buffers())  # GPUs of other kinds sum in another order
     return encoder.eval()

@@ -21,7 +21,7 @@ class KnnOptions:
     Args:
         k: Neighbours that vote.
         temperature: A neighbour at cosine similarity s votes with weight exp(s / temperature).
-        floors: Measure random initialisation and raw pixels too.
+        floors: Measure random initialisation and raw pixels too, on at most 100,000 training images.
     """
 
     k: int = 20

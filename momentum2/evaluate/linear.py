@@ -29,7 +29,7 @@ class LinearOptions:
         epochs: Passes over the training images (paper).
         batch_size: Images per step, over all processes (paper).
         lr: Learning rate per 256 images (paper; default: 0.2 for imagenet, else 0.5).
-        floors: Measure random initialisation and raw pixels too, always by the cached protocol.
+        floors: Measure random initialisation and raw pixels too, by the cached protocol on at most 100,000 images.
         out: Run directory of the head (default: beside the weights).
         resume: auto goes on where the run directory is; never refuses to; must refuses to start anew.
     """

@@ -20,7 +20,7 @@ class Standardise:
         self.std = torch.where(std > 1e-6 * self.mean.abs(), std, 1.0)  # a constant feature stays out of it
 
     def __call__(self, features: Tensor) -> Tensor:
-        return (features - self.mean) / self.std
+        return (features - self.mean).div_(self.std)
 
 
 def fit_logistic(x: Tensor, y: Tensor, classes: int, strength: float, start: Tensor | None = None) -> Tensor:
@@ -57,8 +57,9 @@ def choose_strength(x: Tensor, y: Tensor, classes: int, seed: int) -> float:
     """The strength that does best on a held-out fifth of these training features; the stronger of equals."""
     held_out = torch.zeros(len(y), dtype=torch.bool, device=y.device)
     held_out[torch.from_numpy(stratified(y.cpu().numpy(), HELD_OUT, seed)).to(y.device)] = True
-    scale = Standardise(x[~held_out])
-    inside, outside = scale(x[~held_out]), scale(x[held_out])
+    inside, outside = x[~held_out], x[held_out]
+    scale = Standardise(inside)
+    inside, outside = scale(inside), scale(outside)
     weights, accuracies = None, [0.0]
     for strength in STRENGTHS:  # from strong to weak, each from the minimum of the one before
         weights = fit_logistic(inside, y[~held_out], classes, strength, weights)

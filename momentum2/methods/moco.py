@@ -17,7 +17,8 @@ from momentum2.seeds import derive
 def info_nce(q: Tensor, k: Tensor, queue: Tensor, temperature: float) -> Tensor:
     """Cross-entropy of finding each query's own key (N×d) among the queue's (K×d); all of unit length."""
     positive = (q * k).sum(1, keepdim=True)  # N×1
-    negative = q @ queue.T  # N×K
+    with torch.autocast(q.device.type, enabled=False):  # it would round them to bf16
+        negative = q @ queue.T  # N×K
     logits = torch.cat([positive, negative], dim=1) / temperature
     return F.cross_entropy(logits, torch.zeros(len(q), dtype=torch.long, device=q.device))
 

@@ -22,7 +22,8 @@ def nt_xent(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
     M = len(z) // 2
     own = torch.arange(n, device=z.device) + rank * n  # rows of this process in each half
     rows = torch.cat([own, own + M])
-    logits = torch.cat([z1, z2]) @ z.T / temperature  # 2N×2M
+    with torch.autocast(z.device.type, enabled=False):  # it would round similarities to bf16
+        logits = torch.cat([z1, z2]) @ z.T / temperature  # 2N×2M
     logits[torch.arange(2 * n, device=z.device), rows] = -torch.inf  # not itself
     return F.cross_entropy(logits, torch.cat([own + M, own]))
 

@@ -105,8 +105,8 @@ class MomentumBatchNorm(PlainBatchNorm):
         """
         some = self.has_pending()
         mean, var = self.pending()
-        alpha = torch.where(self.num_batches_tracked == 0, 1.0, self._alpha)
-        alpha = torch.where(some, alpha, 0.0)
+        # Not `where`, which copies a number to the device and waits for it.
+        alpha = self._alpha.masked_fill(self.num_batches_tracked == 0, 1.0).masked_fill_(~some, 0.0)
         self.running_mean.lerp_(mean, alpha)
         self.running_var.lerp_(var, alpha)
         self.num_batches_tracked.add_(some)

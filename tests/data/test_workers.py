@@ -3,6 +3,7 @@
 import multiprocessing
 import operator
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -56,6 +57,18 @@ def test_an_error_in_a_worker_brings_its_traceback() -> None:
         pytest.raises(RuntimeError, match=r"(?s)Traceback.*TypeError"),
     ):
         list(workers.map(["text"]))
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_whole_group_leaves_the_workers_to_their_parent(number: signal.Signals) -> None:
+    """torchrun and a terminal send it to all: a run that is to be saved still needs its next batch."""
+    with Workers(operator.neg, 2, str) as workers:
+        assert list(workers.map([1, 2])) == [-1, -2]
+        for child in multiprocessing.active_children():
+            os.kill(child.pid, number)
+        time.sleep(0.5)
+        assert list(workers.map([3, 4])) == [-3, -4]
     assert multiprocessing.active_children() == []
 
 

@@ -193,3 +193,55 @@ def test_a_signal_to_one_stops_all_at_the_same_step_and_a_dead_one_is_named(tmp_
         first.out.splitlines()[1],
     )
     assert first.code == 0, first.err
+
+
+ALONE = """
+import os, sys
+from momentum2 import distributed
+from momentum2.cli import main
+from momentum2.engine import train
+from momentum2.errors import UserError
+
+kind = sys.argv[2]
+if kind == "nccl":  # after an error its group stays, for its teardown would wait for the others
+    distributed.abandon = lambda: None
+
+def fails(*rest):
+    raise UserError("This process has no room.") if sys.argv[3] == "expected" else ValueError("a mistake")
+
+if os.environ["RANK"] == "1":
+    train.build_optimizer = fails
+size = ["--train.steps=50", "--train.batch_size=8", "--model.width=0.125", "--model.projector_hidden=32"]
+data = ["--data.train_size=64", "--monitor.knn_every=0", "--monitor.report=false", "--train.device=cpu"]
+code = main(["pretrain", "quickstart", "--out", sys.argv[1], *size, *data])
+print("went on", flush=True)
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [("expected", 2, "momentum2: This process has no room."), ("unexpected", 1, "ValueError: a mistake")],
+)
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_the_error_of_one_process_alone_is_said_and_ends_all(
+    tmp_path: Path, backend: str, error: str, code: int, says: str
+):
+    program = tmp_path / "program.py"
+    program.write_text(ALONE)
+    logs = tmp_path / "logs"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, "--log-dir", logs, "--redirects", "3", program, tmp_path / "run", backend, error],
+        env=dict(os.environ, OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 1
+    (said,) = logs.glob("*/attempt_0/1/stderr.log")
+    assert says in said.read_text()
+    assert re.search(rf"exitcode *: {code} ", done.stderr)
+    if backend == "nccl":
+        assert "went on" not in (said.parent / "stdout.log").read_text()

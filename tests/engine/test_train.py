@@ -118,6 +118,30 @@ def test_what_is_logged(tmp_path: Path):
     assert "teacher BN" in (tmp_path / "plan.txt").read_text()
 
 
+def test_a_run_that_ends_in_its_last_validation_has_lost_nothing(tmp_path: Path):
+    class Killed(Exception):
+        pass
+
+    trained = []
+
+    def score(encoders: object) -> dict[str, float]:
+        if not trained:
+            trained.append(True)
+            return {"knn_top1": 10.0}
+        raise Killed
+
+    config = replace(TINY, monitor=MonitorConfig(log_every=1, knn_every=1))
+    with pytest.raises(Killed):
+        pretrain(config, tmp_path, make_score=lambda _: score)
+    before = (tmp_path / "metrics.jsonl").read_text()
+    for _ in range(2):  # what was missing is measured once, without a step being run again
+        assert pretrain(config, tmp_path, make_score=lambda _: lambda encoders: {"knn_top1": 50.0})
+    after = (tmp_path / "metrics.jsonl").read_text()
+    assert [json.loads(line) for line in after.removeprefix(before).splitlines()] == [
+        {"step": 3, "knn_top1": 50.0}
+    ]
+
+
 def test_supervised_without_labels_is_one_sentence(tmp_path: Path):
     from PIL import Image
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from momentum2.config import DataConfig
 from momentum2.errors import UserError
+from momentum2.evaluate import by_features
 from momentum2.evaluate.features import extract
 from momentum2.evaluate.subject import SubjectOptions, data_of, open_subject
 
@@ -116,6 +117,22 @@ def test_a_floor_in_place_of_the_weights(run: Path, weights: str, name: str):
         assert subject.name == name
         assert list(subject.floors()) == []
         assert subject.features(subject.labelled.test).features.isfinite().all()
+
+
+def test_floors_learn_from_a_limited_number_of_images(run: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(by_features, "FLOOR_IMAGES", 50)
+    seen = []
+
+    def classify(x: Tensor, y: Tensor, test: Tensor, classes: int) -> Tensor:
+        seen.append((len(x), len(y), len(y.unique())))
+        return torch.zeros(len(test), classes)
+
+    with open_subject(run, ONE) as subject:
+        assert list(by_features.judge_floors(subject, classify)) == ["random initialisation", "raw pixels"]
+        by_features.judge(subject, classify)
+    assert [n for n, _, _ in seen] == [50, 50, 184]
+    assert seen[0][1] == 50
+    assert seen[0][2] > 5  # of all classes
 
 
 def test_wrong_backbone(run: Path, tmp_path: Path, shapes: DataConfig):

@@ -1,6 +1,7 @@
 """Each loss against the formula of its paper, written out with loops in float64."""
 
 import numpy as np
+import pytest
 import torch
 
 from momentum2.methods.byol import distance
@@ -50,6 +51,19 @@ def test_nt_xent_runs_over_all_pairs_but_itself():
         others = sum(np.exp(z[i] @ z[j] / t) for j in range(10) if j != i)
         terms.append(-np.log(np.exp(z[i] @ z[partner] / t) / others))
     assert np.isclose(nt_xent(torch.tensor(z1), torch.tensor(z2), t).item(), np.mean(terms), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["info_nce", "nt_xent"])
+def test_similarities_are_not_rounded_to_bf16(name: str):
+    """Autocast, which is on for the network, would compute them with three digits."""
+    a, b, queue = (torch.from_numpy(unit(8, 16, seed=seed)).float() for seed in range(3))
+
+    def loss() -> torch.Tensor:
+        return info_nce(a, b, queue, 0.1) if name == "info_nce" else nt_xent(a, b, 0.1)
+
+    exact = loss()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(loss(), exact)
 
 
 def test_simsiam_stops_the_gradient_of_z():
