@@ -1,6 +1,15 @@
-"""`python -m momentum2` and `torchrun -m momentum2`."""
+"""`momentum2`, `python -m momentum2` and `torchrun -m momentum2`."""
 
-from momentum2.cli import main
+
+def main() -> int:
+    """Run one command; returns the exit code."""
+    try:
+        from momentum2 import cli  # seconds, most of them for torch
+
+        return cli.main()
+    except KeyboardInterrupt:
+        return 130
+
 
 if __name__ == "__main__":
     raise SystemExit(main())

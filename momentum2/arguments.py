@@ -12,6 +12,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from momentum2.config import Config
 from momentum2.errors import UserError
 
+_NOT_YAML = "The file given with --config is not a YAML file of settings."
 _TYPES = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "text"}
 
 
@@ -26,6 +27,8 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
         return parser.parse_args(list(arguments))
     except ArgumentError as error:
         raise UserError(_sentence(str(error), parser)) from None
+    except UnicodeDecodeError:
+        raise UserError(_NOT_YAML) from None
 
 
 def add_config(parser: ArgumentParser, defaults: Config) -> None:
@@ -68,8 +71,13 @@ def _sentence(message: str, parser: ArgumentParser) -> str:
         close = get_close_matches(word, known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"{parser.prog} --help lists them all."
         return f"There is no option {word}; {hint}"
+    section = re.match(r'Parser key "(\w+)":\s+Unable to load config', message)
+    if section and section[1] != "config":
+        known = [o for o in parser._option_string_actions if o.startswith(f"--{section[1]}.")]
+        example = next((o for o in known if o.endswith(".root")), known[0])
+        return f"There is no option --{section[1]}; did you mean {example}?"
     if message.startswith("Unexpected config") or "Unable to load config" in message:
-        return "The file given with --config is not a YAML file of settings."
+        return _NOT_YAML
     wrong = re.match(r'Parser key "([\w.]+)":(.*)(?:Got|Given) value: (.*)', message, re.DOTALL)
     if wrong:
         key, expected, value = wrong.groups()

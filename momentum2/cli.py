@@ -391,7 +391,7 @@ def _add_run_options(parser: ArgumentParser) -> None:
 
 
 def _out(options: Namespace, what: str = "DIR") -> Path:
-    if options.out is None:
+    if not options.out:
         raise UserError(f"Say where the results go: --out {what}.")
     return Path(options.out)
 
@@ -408,8 +408,13 @@ def _parse_recipe(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[Con
     recipe = find(arguments[0]) if named else None
     add_config(parser, recipe.config if recipe else Config())
     options = parse(parser, rest)
+    given = frozenset(argument.split("=")[0] for argument in rest)
     if recipe and recipe.adapt:  # the recipe looks at the user's data; what the user said still wins
-        given = frozenset(argument.split("=")[0] for argument in rest)
         parser.set_defaults(asdict(recipe.adapt(read_config(parser, options), given)))
         options = parse(parser, rest)
-    return read_config(parser, options), options
+    config = read_config(parser, options)
+    if (
+        "--data.image_size" in given and "--eval_data.image_size" not in given
+    ):  # it is tested as it is trained
+        config = replace(config, eval_data=replace(config.eval_data, image_size=config.data.image_size))
+    return config, options

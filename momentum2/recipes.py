@@ -267,6 +267,8 @@ def _fit_to_folder(config: Config, given: frozenset[str]) -> Config:
         )
     small = quickstart().config
     size = min(typical_size(dataset), 224 if gpu else 64)
+    if "--data.image_size" in given:
+        size = config.data.image_size
     batch = min(256 if gpu else small.train.batch_size, 2 ** int(math.log2(n // 2)))
     if "--train.batch_size" in given:
         batch = config.train.batch_size
@@ -315,12 +317,13 @@ def typical_size(dataset: Dataset) -> int:
 def find_data(source: str, data: DataConfig) -> DataConfig:
     """`data` with kind and place of what a person calls `source`: shapes, a folder, an archive or a list file."""
     path = Path(source)
-    if source != "shapes" and not path.exists():
+    if not source or (source != "shapes" and not path.exists()):
         raise UserError(
-            f"{source} does not exist; give a folder of images, an archive, a list file, or shapes."
+            f"{source or 'An empty name'} does not exist; give a folder of images, an archive, a list file, or shapes."
         )
     test_split = "val" if (path / "val").is_dir() and not (path / "test").is_dir() else "test"
-    data = replace(data, root=None if source == "shapes" else source, split="train", test_split=test_split)
+    root = None if source == "shapes" else source
+    data = replace(data, root=root, split="train", test_split=test_split, train_size=None)
     if source == "shapes":
         return replace(data, name="shapes")
     if path.is_dir():

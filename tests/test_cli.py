@@ -8,7 +8,11 @@ import pytest
 import yaml
 from PIL import Image
 
-from momentum2.cli import main
+from momentum2.arguments import make_parser
+from momentum2.cli import _parse_recipe, main
+from momentum2.config import DataConfig
+from momentum2.errors import UserError
+from momentum2.recipes import find_data
 
 
 def momentum2(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -42,6 +46,9 @@ def momentum2(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["plan", "quickstart", "--images", "0"], "--images must be at least 1"),
         (["plan", "--config", "nowhere.yaml"], "nowhere.yaml"),
         (["plan", "folder", "--data.root", "nowhere"], "nowhere"),
+        (["plan", "folder", "--data.root="], "--data.root is empty"),
+        (["pretrain", "folder", "--data", "photos"], "no option --data; did you mean --data.root?"),
+        (["pretrain", "quickstart", "--out="], "Say where the results go"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(
@@ -66,6 +73,48 @@ def test_the_folder_recipe_goes_by_what_was_said(tmp_path: Path, capsys: pytest.
     assert "warm-up     20 steps" in said
     assert main([*folder, "--train.epochs", "200", "--train.batch_size", "8"]) == 0
     assert "warm-up     50 steps" in capsys.readouterr().out
+
+
+def test_a_config_file_in_another_encoding(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "config.yaml").write_text("train: {}", encoding="utf-16")
+    assert main(["plan", "--config", str(tmp_path / "config.yaml")]) == 2
+    assert "not a YAML file of settings" in capsys.readouterr().err
+
+
+def test_a_network_is_tested_at_the_size_at_which_it_is_trained():
+    sizes = ["quickstart", "--data.image_size", "48"], ["quickstart", "--data.image_size=48"]
+    for words in sizes:
+        config, _ = _parse_recipe(make_parser("plan", ""), words)
+        assert (config.data.image_size, config.eval_data.image_size) == (48, 48)
+    config, _ = _parse_recipe(make_parser("plan", ""), [*sizes[0], "--eval_data.image_size", "64"])
+    assert (config.data.image_size, config.eval_data.image_size) == (48, 64)
+
+
+def test_data_that_is_named_is_taken_whole(tmp_path: Path):
+    """A run that was tested on some images of its own, by its recipe, embeds all of somebody else's."""
+    data = find_data(str(tmp_path), DataConfig("shapes", train_size=5000))
+    assert (data.name, data.root, data.train_size) == ("folder", str(tmp_path), None)
+    with pytest.raises(UserError, match="An empty name does not exist"):
+        find_data("", DataConfig())
+
+
+INTERRUPTED = """
+import sys
+import momentum2.__main__ as program
+
+class Interrupt:
+    def find_spec(self, name, *rest):
+        if name == "momentum2.cli":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+sys.exit(program.main())
+"""
+
+
+def test_ctrl_c_during_the_imports_is_no_traceback():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 def test_a_mistake_in_a_process_of_its_own():

@@ -1,6 +1,7 @@
 """bad_images.txt: what could not be read, and why. Every process of a run adds what it finds."""
 
 import fcntl
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,6 +30,9 @@ def _list(found: Mapping[str, str], path: Path) -> int:
         known = {line.split("\t", 1)[0] for line in file}
         lines = {_one_line(name): _one_line(reason) for name, reason in found.items()}
         file.writelines(f"{name}\t{reason}\n" for name, reason in lines.items() if name not in known)
+    if not known:
+        name, reason = next(iter(lines.items()))
+        print(f"{name} cannot be read ({reason}): {path} lists it, and others if there are.", file=sys.stderr)
     return len(known | lines.keys())
 
 

@@ -1,6 +1,9 @@
 """What the names of image files say: which are images, which split and class they belong to."""
 
+import os
+import sys
 from collections.abc import Collection, Iterable, Sequence
+from functools import cache
 
 import numpy as np
 
@@ -23,6 +26,10 @@ def is_hidden(name: str) -> bool:
 def choose_split(folders: Collection[str], split: str, where: str) -> str:
     """The folder of `split`; "" for the whole, which is what "train" means where nothing is split."""
     if split in folders:
+        if beside := sorted(set(folders) - set(SPLITS)):
+            _say_once(
+                f"{where}: only its folder {split} is taken, a split by its name, not {', '.join(beside)}."
+            )
         return split
     splits = sorted(set(folders) & set(SPLITS))
     if split == "train" and not splits:
@@ -35,11 +42,19 @@ def choose_split(folders: Collection[str], split: str, where: str) -> str:
     )
 
 
+@cache
+def _say_once(sentence: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(sentence, file=sys.stderr)
+
+
 def labels_from_folders(names: Sequence[str], classes: Iterable[str]) -> tuple[Ints | None, list[str] | None]:
-    """Labels if every image lies in some folder: its class is the first one."""
+    """Labels if every image lies in one of several folders: its class is the first one."""
     firsts = [name.split("/", 1)[0] if "/" in name else "" for name in names]
     if "" in firsts:
         return None, None
     class_names = sorted({*firsts, *classes})
+    if len(class_names) == 1:  # a folder in a folder says nothing
+        return None, None
     numbers = {name: number for number, name in enumerate(class_names)}
     return np.array([numbers[first] for first in firsts], np.int64), class_names

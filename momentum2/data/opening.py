@@ -104,6 +104,8 @@ def _open(data: DataConfig, split: str) -> Dataset:
 def _root(data: DataConfig) -> Path:
     if data.root is None and data.name != "none":
         raise UserError(f"Data of kind {data.name} needs a place: add --data.root PATH.")
+    if data.root == "":
+        raise UserError("--data.root is empty: give the place of the images.")
     root = Path(data.root or ".").expanduser()
     if not root.exists():
         raise UserError(f"{root} does not exist: check --data.root.")

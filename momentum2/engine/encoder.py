@@ -20,14 +20,13 @@ from momentum2.augment import ViewSpec, view_specs
 from momentum2.config import Config, Network, Stem, ViewsConfig
 from momentum2.engine.checkpoint import Checkpoints, Damaged, read_files, sync_directory, write_synced
 from momentum2.engine.preprocess import Preprocess
-from momentum2.engine.run import CONFIG
+from momentum2.engine.run import CONFIG, ENCODER
 from momentum2.errors import UserError
 from momentum2.weights import Architecture, fill, identify, network_in, read_state, to_bytes
 
 log = logging.getLogger("momentum2")
 
 
-ENCODER = "encoder.safetensors"
 _CARD, _SHA256 = "momentum2", "sha256"  # keys of the file's metadata
 #: Where the methods keep their encoders.
 _PREFIXES: tuple[tuple[Network, str], ...] = (

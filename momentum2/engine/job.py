@@ -42,9 +42,7 @@ class Job:
     device: torch.device
     validate: Callable[[], dict[str, float]] | None = None
     validate_every: int = 0  # steps; the last step is always validated
-    decided: Mapping[str, object] = field(
-        default_factory=dict
-    )  # by the machine: kept, to be followed on resume
+    decided: Mapping[str, object] = field(default_factory=dict)  # by images and machine; kept for a resume
 
     def is_due(self, done: int) -> bool:
         """Whether there is a validation after `done` steps."""

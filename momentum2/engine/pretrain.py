@@ -1,6 +1,6 @@
 """From a config to a run directory with an encoder in it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -18,7 +18,7 @@ from momentum2.engine.device import choose_device, keep_large_blocks
 from momentum2.engine.encoder import EncoderCard, save_encoder
 from momentum2.engine.job import Job
 from momentum2.engine.plan import Plan, describe, resolve
-from momentum2.engine.run import Resume, Run, open_run
+from momentum2.engine.run import Resume, open_run
 from momentum2.engine.together import joined
 from momentum2.engine.train import fit
 from momentum2.errors import UserError
@@ -59,7 +59,13 @@ def pretrain(
     device = choose_device(config.train.device)
     keep_large_blocks()
     with joined(device), open_run(out, config, resume) as run:
-        dataset = open_dataset(_as_before(config.data, run), seed=config.train.seed)
+        before = run.checkpoints.info()
+        dataset = open_dataset(_as_before(config.data, before), seed=config.train.seed)
+        if before.get("images", len(dataset)) != len(dataset):
+            raise UserError(
+                f"{out} was started with {before['images']:,} images, and now there are {len(dataset):,}; give it the "
+                "same ones, or choose another --out."
+            )
         if config.method.name == "supervised" and dataset.labels is None:
             raise UserError("Method supervised needs labels: give each class of images a folder of its own.")
         plan = resolve(config, len(dataset), distributed.world_size())
@@ -119,14 +125,13 @@ def make_job(
         device=device,
         validate=None if score is None else lambda: score(method.encoders()),
         validate_every=config.monitor.knn_every * plan.steps_per_epoch,
-        decided={"cached": isinstance(dataset, Packed)},
+        decided={"images": len(dataset), "cached": isinstance(dataset, Packed)},
     )
 
 
-def _as_before(data: DataConfig, run: Run) -> DataConfig:
+def _as_before(data: DataConfig, before: Mapping[str, object]) -> DataConfig:
     """Cached and streamed images differ by a little, so what `auto` once came to holds for the whole run."""
-    cached = run.checkpoints.info().get("cached")
-    return data if cached is None else replace(data, cache="on" if cached else "off")
+    return replace(data, cache="on" if before["cached"] else "off") if "cached" in before else data
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from momentum2.engine.together import any_process, broadcast_bytes, group_device
 from momentum2.errors import UserError
 
 CONFIG = "config.yaml"
+ENCODER = "encoder.safetensors"
 Resume = Literal["auto", "never", "must"]
 
 
@@ -119,6 +120,10 @@ def _check_resume(run: Run, config: RunConfig, resume: Resume) -> None:
         )
     if exists and run.checkpoints.steps():  # before the first checkpoint there is nothing to be true to
         check_config(out, config)
+    elif exists and (out / ENCODER).exists():
+        raise UserError(
+            f"{out} has a finished encoder but no checkpoints to go on from; choose another --out."
+        )
     elif run.checkpoints.steps():
         raise UserError(f"{out} has checkpoints but no {CONFIG} to compare with; choose another --out.")
 

@@ -56,6 +56,11 @@ def _paths(found: Features, dataset: Dataset) -> list[str]:
     return [dataset.names[i] for i in found.indices.tolist()]
 
 
+def _utf8(name: str) -> str:
+    """A file's name as text that can be encoded: bytes that are not UTF-8 become escapes."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 def _write_npz(file: BinaryIO, found: Features, dataset: Dataset) -> None:
     arrays = {"features": found.features.numpy(), "paths": np.array(_paths(found, dataset))}
     if found.labels is not None:
@@ -73,10 +78,11 @@ def _parquet_writer() -> Callable[[BinaryIO, Features, Dataset], None]:
 
     def write(file: BinaryIO, found: Features, dataset: Dataset) -> None:
         x = found.features
-        columns = {"path": pa.array(_paths(found, dataset))}
+        columns = {"path": pa.array([_utf8(name) for name in _paths(found, dataset)])}
         if found.labels is not None and dataset.class_names is not None:
             labels = found.labels.numpy()
-            columns |= {"label": pa.array(labels), "class": pa.array(np.array(dataset.class_names)[labels])}
+            names = np.array([_utf8(name) for name in dataset.class_names])
+            columns |= {"label": pa.array(labels), "class": pa.array(names[labels])}
         columns["features"] = pa.FixedSizeListArray.from_arrays(pa.array(x.flatten().numpy()), x.shape[1])
         pq.write_table(pa.table(columns), file)
 

@@ -132,7 +132,9 @@ def write_result(path: Path, result: Result) -> None:
     found = {**read_results(path), result.name: asdict(result)}
     temporary = path.with_suffix(f".tmp{os.getpid()}")
     try:
-        temporary.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+        # A name that is not UTF-8 becomes an escape of JSON's, and is read back as it was.
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
         temporary.replace(path)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); make it writable.") from None

@@ -10,7 +10,7 @@ import yaml
 from torch import Tensor
 
 from momentum2.engine.encoder import EncoderCard, LoadedEncoder
-from momentum2.export.target import Target, require_resnet, require_stem, require_width
+from momentum2.export.target import Target, require_resnet, require_usual
 from momentum2.weights import RESNETS
 
 _NAMES: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
@@ -57,9 +57,8 @@ def settings(card: EncoderCard) -> dict[str, Any]:
 def write(loaded: LoadedEncoder, folder: Path) -> None:
     card = loaded.card
     require_resnet(card, "detectron2")
-    require_stem(card, "detectron2")
-    if not RESNETS[card.backbone].bottleneck:  # of the others it can be told the channels
-        require_width(card, "detectron2")
+    # Of bottlenecks it can be told the channels.
+    require_usual(card, "detectron2", any_width=RESNETS[card.backbone].bottleneck)
     arrays = {name: tensor.numpy() for name, tensor in renamed(loaded.encoder.state_dict()).items()}
     content = {"model": arrays, "__author__": "momentum2", "matching_heuristics": True}
     (folder / "model.pkl").write_bytes(pickle.dumps(content))

@@ -7,8 +7,7 @@ from momentum2.export.target import (
     Target,
     preprocessing,
     require_resnet,
-    require_stem,
-    require_width,
+    require_usual,
     write_json,
 )
 
@@ -16,8 +15,7 @@ from momentum2.export.target import (
 def write(loaded: LoadedEncoder, folder: Path) -> None:
     card = loaded.card
     require_resnet(card, "timm")
-    require_stem(card, "timm")
-    require_width(card, "timm")
+    require_usual(card, "timm")
     save_encoder(folder / "model.safetensors", loaded.encoder, loaded.card)
     config = {
         "architecture": card.backbone,

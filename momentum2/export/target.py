@@ -50,19 +50,15 @@ def require_resnet(card: EncoderCard, tool: str) -> None:
         )
 
 
-def require_stem(card: EncoderCard, tool: str) -> None:
-    """Refuse any stem but the usual one."""
+def require_usual(card: EncoderCard, tool: str, any_width: bool = False) -> None:
+    """Refuse a stem or a width that `tool` does not build."""
+    unusual, flags = [], []
     if card.stem != "imagenet":
+        unusual, flags = [f"with the 3x3 stem {card.stem}"], ["--model.stem imagenet"]
+    if card.width != 1 and not any_width:
+        unusual, flags = [*unusual, f"of width {card.width:g}"], [*flags, "--model.width 1"]
+    if unusual:
         raise UserError(
-            f"{tool} has no {card.backbone} with the 3x3 stem {card.stem}; export to onnx, or pretrain with "
-            "--model.stem imagenet."
-        )
-
-
-def require_width(card: EncoderCard, tool: str) -> None:
-    """Refuse any width but the usual one."""
-    if card.width != 1:
-        raise UserError(
-            f"{tool} has no {card.backbone} of width {card.width:g}; export to onnx, or pretrain with "
-            "--model.width 1."
+            f"{tool} has no {card.backbone} {' and '.join(unusual)}; export to onnx, or pretrain with "
+            f"{' '.join(flags)}."
         )

@@ -7,16 +7,14 @@ from momentum2.export.target import (
     Target,
     preprocessing,
     require_resnet,
-    require_stem,
-    require_width,
+    require_usual,
     write_preprocessing,
 )
 
 
 def write(loaded: LoadedEncoder, folder: Path) -> None:
     require_resnet(loaded.card, "timm")
-    require_stem(loaded.card, "timm")
-    require_width(loaded.card, "timm")
+    require_usual(loaded.card, "timm")
     save_encoder(folder / "model.safetensors", loaded.encoder, loaded.card)
     write_preprocessing(folder, loaded.card)
 

@@ -8,8 +8,7 @@ from momentum2.engine.encoder import LoadedEncoder, save_encoder
 from momentum2.errors import UserError
 from momentum2.export.target import (
     Target,
-    require_stem,
-    require_width,
+    require_usual,
     write_preprocessing,
 )
 
@@ -19,8 +18,7 @@ _OTHERWISE = ("vgg", "googlenet", "inception")
 
 def write(loaded: LoadedEncoder, folder: Path) -> None:
     card = loaded.card
-    require_stem(card, "torchvision")
-    require_width(card, "torchvision")
+    require_usual(card, "torchvision")
     if card.backbone.startswith(_OTHERWISE):
         raise UserError(
             f"torchvision's {card.backbone} without its classifier gives other features; export to onnx."

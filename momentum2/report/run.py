@@ -8,9 +8,8 @@ from typing import Any
 
 from momentum2.arguments import config_from_file
 from momentum2.config import Config
-from momentum2.engine.encoder import ENCODER
 from momentum2.engine.logging import read_metrics
-from momentum2.engine.run import CONFIG
+from momentum2.engine.run import CONFIG, ENCODER
 from momentum2.errors import UserError
 from momentum2.evaluate.results import RESULTS, read_results
 

@@ -20,8 +20,7 @@ from statistics import fmean
 from types import FrameType
 
 from momentum2.arguments import add_config, make_parser, parse, read_config
-from momentum2.engine.encoder import ENCODER
-from momentum2.engine.run import CONFIG, check_config
+from momentum2.engine.run import CONFIG, ENCODER, check_config
 from momentum2.errors import UserError
 from momentum2.recipes import find
 from momentum2.reproduce.outcome import collect, markdown, plot, read_outcome

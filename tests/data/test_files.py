@@ -46,6 +46,21 @@ def test_flat_folder_has_no_labels(tmp_path: Path) -> None:
     assert dataset.class_names is None
 
 
+def test_one_folder_of_all_images_is_no_class(tmp_path: Path) -> None:
+    put(tmp_path / "DCIM" / "1.png")
+    put(tmp_path / "DCIM" / "2.png")
+    dataset = opened("folder", tmp_path)
+    assert list(dataset.names) == ["DCIM/1.png", "DCIM/2.png"]
+    assert dataset.labels is None
+
+
+def test_folders_beside_a_split_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place in ("train/a", "train/b", "boat", "plane"):
+        put(tmp_path / place / "1.png")
+    assert len(opened("folder", tmp_path)) == 2
+    assert "only its folder train is taken, a split by its name, not boat, plane." in capsys.readouterr().err
+
+
 def test_class_folders_give_labels(tmp_path: Path) -> None:
     put(tmp_path / "dog" / "1.png")
     put(tmp_path / "cat" / "deep" / "2.png")

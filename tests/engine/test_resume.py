@@ -26,6 +26,7 @@ from momentum2.config import (
 )
 from momentum2.data import cache
 from momentum2.engine.pretrain import pretrain
+from momentum2.errors import UserError
 from momentum2.methods import BYOL, METHODS
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -236,3 +237,21 @@ def test_a_resumed_run_keeps_what_auto_came_to(tmp_path: Path, monkeypatch, cach
     monkeypatch.setattr(cache, "_memory", lambda: memory[not cached_at_first])
     assert pretrain(config, tmp_path / "run")
     assert encoder.read_bytes() == whole
+
+
+def test_other_images_are_refused(tmp_path: Path):
+    config = Config(
+        model=ModelConfig("resnet18", "small", 0.125, projector_hidden=32, projector_out=16),
+        data=DataConfig("folder", str(tmp_path / "images"), image_size=16, cache="off"),
+        train=TrainConfig(steps=1, batch_size=8, threads=1, precision="fp32", device="cpu"),
+    )
+    root = tmp_path / "images"
+    root.mkdir()
+    for i in range(9):
+        Image.new("RGB", (16, 16), (i, 0, 0)).save(root / f"{i}.png")
+    assert pretrain(config, tmp_path / "run")
+    plan = (tmp_path / "run" / "plan.txt").read_text()
+    (root / "0.png").unlink()
+    with pytest.raises(UserError, match="was started with 9 images, and now there are 8"):
+        pretrain(config, tmp_path / "run")
+    assert (tmp_path / "run" / "plan.txt").read_text() == plan

@@ -105,6 +105,14 @@ def test_checkpoints_without_a_config_are_not_mixed_with_new_ones(out: Path):
         pass
 
 
+def test_a_finished_run_without_checkpoints_is_not_overwritten(out: Path):
+    shutil.rmtree(out / "checkpoints")
+    (out / "encoder.safetensors").write_bytes(b"weeks of work")
+    with pytest.raises(UserError, match="finished encoder but no checkpoints"), open_run(out, CONFIG, "auto"):
+        pass
+    assert (out / "encoder.safetensors").read_bytes() == b"weeks of work"
+
+
 @pytest.mark.parametrize("text", ["- a list", "train: 3", "{", "\xff"])
 def test_a_config_that_is_none(out: Path, text: str):
     (out / "config.yaml").write_text(text, encoding="latin-1")

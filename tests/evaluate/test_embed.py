@@ -1,3 +1,4 @@
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +43,18 @@ def test_images_without_labels(run: Path, tmp_path: Path):
     assert sorted(arrays) == ["features", "paths"]
     assert arrays["paths"].tolist() == ["0.jpg", "1.jpg", "2.jpg"]
     assert pq.read_table(tmp_path / "f.parquet").column_names == ["path", "features"]
+
+
+def test_names_that_are_not_utf8(run: Path, tmp_path: Path):
+    for name in (b"caf\xe9", b"tea"):
+        (tmp_path / "images" / os.fsdecode(name)).mkdir(parents=True)
+        Image.new("RGB", (16, 16)).save(tmp_path / "images" / os.fsdecode(name) / "0.png")
+    data = DataConfig("folder", str(tmp_path / "images"), image_size=16, cache="off")
+    with open_subject(run, replace(ONE, data=data)) as subject:
+        assert embed(subject, EmbedOptions(str(tmp_path / "f.npz"))) == 2
+        assert embed(subject, EmbedOptions(str(tmp_path / "f.parquet"))) == 2
+    table = pq.read_table(tmp_path / "f.parquet")
+    assert table["class"].to_pylist() == ["caf\\udce9", "tea"]
 
 
 def test_the_same_command_gives_the_same_file(run: Path, tmp_path: Path):

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,14 @@ def test_results_are_merged_by_name(tmp_path: Path):
     assert list(found) == ["knn | shapes test | teacher", "linear | shapes test | teacher"]
     assert json.loads(path.read_text())["knn | shapes test | teacher"]["accuracy"]["top1"] == 1.0
     assert [p.name for p in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_a_class_whose_name_is_not_utf8(tmp_path: Path):
+    result = replace(a_result(), settings={"class": "caf\udce9"})
+    write_result(tmp_path / "results.json", result)
+    (tmp_path / "results.json").read_text(encoding="utf-8")
+    (found,) = read_results(tmp_path / "results.json").values()
+    assert found["settings"] == {"class": "caf\udce9"}
 
 
 def test_a_foreign_file_is_not_overwritten(tmp_path: Path):
