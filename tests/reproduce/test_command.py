@@ -27,7 +27,7 @@ def command(out: Path, *words: str) -> list[str]:
     ]  # fmt: skip
 
 
-def wait_for(condition, seconds: float = 600) -> None:
+def wait_for(condition, seconds: float = 120) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
@@ -48,7 +48,7 @@ def test_a_killed_row_goes_on_and_a_finished_one_is_not_run_again(tmp_path: Path
     second = subprocess.Popen(command(out), env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
     wait_for(lambda: (run / "results.json").exists())
     second.terminate()  # while the seconds are measured: the row itself is finished
-    said, _ = second.communicate(timeout=600)
+    said, _ = second.communicate(timeout=120)
     assert second.returncode == os.EX_TEMPFAIL
     assert "run the same command again" in said
     before = (run / "encoder.safetensors").stat().st_mtime_ns
