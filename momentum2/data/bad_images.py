@@ -15,9 +15,15 @@ def report_bad(dataset: Dataset, found: Mapping[int, str], path: Path | None) ->
     dataset.bad.update(found)
     if path is None:
         dataset.check_bad()
-    else:
-        dataset.check_bad(
-            _list({dataset.names[i]: reason for i, reason in sorted(found.items())}, path), str(path)
+        return
+    named = {dataset.names[i]: reason for i, reason in sorted(found.items())}
+    listed = _list(named, path)
+    dataset.check_bad(listed, str(path))
+    if listed == len(named):  # the first ones
+        name, reason = next(iter(named.items()))
+        print(
+            f"{_one_line(name)} cannot be read ({reason}): {path} lists it, and others if there are.",
+            file=sys.stderr,
         )
 
 
@@ -30,9 +36,6 @@ def _list(found: Mapping[str, str], path: Path) -> int:
         known = {line.split("\t", 1)[0] for line in file}
         lines = {_one_line(name): _one_line(reason) for name, reason in found.items()}
         file.writelines(f"{name}\t{reason}\n" for name, reason in lines.items() if name not in known)
-    if not known:
-        name, reason = next(iter(lines.items()))
-        print(f"{name} cannot be read ({reason}): {path} lists it, and others if there are.", file=sys.stderr)
     return len(known | lines.keys())
 
 

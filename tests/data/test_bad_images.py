@@ -142,6 +142,25 @@ def test_the_list_names_each_once_with_its_reason(
             assert bad_files()[name][1].lower() in reason.lower()
 
 
+def test_the_first_is_said_and_the_others_are_listed(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = tmp_path / "bad_images.txt"
+    with Loader(opened(folder, "off"), SPECS, seed=1, batch_size=15, stop=3, bad_images=listed) as batches:
+        list(batches)
+    assert len(listed.read_text().splitlines()) > 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"{listed} lists it, and others if there are.")
+    with (
+        pytest.raises(UserError),
+        Loader(
+            opened(folder, "off", 0.0), SPECS, seed=1, batch_size=15, stop=3, bad_images=tmp_path / "again"
+        ) as batches,
+    ):
+        list(batches)
+    assert capsys.readouterr().err == ""  # the error says it
+
+
 def test_labels_follow_the_image_that_was_taken(tmp_path: Path) -> None:
     for name, shade in (("a/0.png", 10), ("a/1.png", None), ("b/2.png", 20), ("c/3.png", 30)):
         path = tmp_path / name
