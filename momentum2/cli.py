@@ -413,8 +413,7 @@ def _parse_recipe(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[Con
         parser.set_defaults(asdict(recipe.adapt(read_config(parser, options), given)))
         options = parse(parser, rest)
     config = read_config(parser, options)
-    if (
-        "--data.image_size" in given and "--eval_data.image_size" not in given
-    ):  # it is tested as it is trained
+    # A network is tested at the size at which it is trained.
+    if "--data.image_size" in given and "--eval_data.image_size" not in given:
         config = replace(config, eval_data=replace(config.eval_data, image_size=config.data.image_size))
     return config, options

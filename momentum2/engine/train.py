@@ -87,7 +87,7 @@ def fit(job: Job, run: Run) -> bool:
                 meter.restart()  # this time is not the steps'
             if stop:
                 break
-            if job.validate and job.is_due(done):  # it may take minutes: the step is saved
+            if job.validate and job.is_due(done):  # after the save: it may take minutes
                 log.metrics(done, job.validate())
                 meter.restart()
     return not stop

@@ -31,10 +31,8 @@ def online_knn(config: Config) -> Score | None:
         raise UserError(str(error).replace("--data.", "--eval_data.")) from None
     if train.labels is None or test.labels is None:
         return None
-    for part in (
-        train,
-        test,
-    ):  # bad images are counted where they are trained on; of a small part one is many
+    # Bad images are counted where they are trained on; of a small part one is many.
+    for part in (train, test):
         part.max_bad_fraction = 1.0
     classes = 1 + int(max(train.labels.max(), test.labels.max()))
     spec = view_specs(ViewsConfig("evaluation"), data.image_size)[0]
