@@ -49,6 +49,23 @@ def test_a_table_on_the_page_is_that_of_its_file(path: Path):
         assert f"| {' | '.join(cells)} | {len(row['seeds'])} |" in page
 
 
+@pytest.mark.parametrize("name", ["bn-statistics.json", "bn-statistics-10-epochs.json"])
+def test_the_way_of_a_run_is_on_the_page_as_in_its_file(name: str):
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    path = DOCS / "results" / "cifar" / name
+    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        for seed in row["seeds"]:
+            lines = (
+                (path.parent / seed["results"])
+                .with_name("knn.jsonl")
+                .read_text(encoding="utf-8")
+                .splitlines()
+            )
+            _untrained, *way = [json.loads(line)["knn_top1"] for line in lines]
+            cells = [f"{value:.1f}" for value in (*way, seed["numbers"]["top-1"])]
+            assert f"| {' | '.join(cells)} |" in page
+
+
 def test_what_was_tried_is_on_the_page_as_in_its_file():
     page = (DOCS / "results.md").read_text(encoding="utf-8")
     tries = json.loads((DOCS / "results" / "cifar10-cpu-tries.json").read_text(encoding="utf-8"))
