@@ -217,6 +217,10 @@ def plot(found: dict[str, Any], path: Path) -> bool:
         for axes in theirs:
             if column in r["paper"]:
                 axes.plot([r["paper"][column]], [y], "D", color="#b5560f")
+    if found["floors"] and column == "top-1":  # the one that is harder to beat
+        name, value = max(found["floors"].items(), key=lambda floor: floor[1])
+        ours.axvline(value, linestyle="--", color="#777777", label=name)
+        figure.legend(loc="outside lower left", fontsize="small", frameon=False)
     ours.set_yticks(list(places), [r["label"] for r in rows])
     ours.set(title=f"here ({found['scale']})", xlabel=f"{_NAMES.get(column, column)}, mean ± std over seeds")
     for axes in theirs:
