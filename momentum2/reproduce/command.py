@@ -18,8 +18,8 @@ from momentum2.reproduce.tables import TABLES
 _DESCRIPTION = (
     "Run a table of the paper, its rows with each seed, and print it beside the paper's numbers. What is finished is "
     "not run again: the same command goes on after any interruption. smoke takes minutes on the embedded shapes and "
-    "shows that everything works; cifar is the same comparison on CIFAR-10 (image files in train/ and test/), sized "
-    "for two CPU cores; paper has the published settings."
+    "shows that everything works; cifar is the same comparison on CIFAR-10 (image files in train/ and test/), for two "
+    "CPU cores and a night: some 40 minutes for a row with a seed; paper has the published settings."
 )
 
 

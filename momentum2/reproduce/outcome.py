@@ -122,7 +122,7 @@ def collect(
     return {
         "table": table.name,
         "scale": table.scale,
-        "epochs": table.epochs,
+        "epochs": sorted({row.pretraining.epochs for row in table.rows}),
         "title": table.title,
         "question": table.question,
         "columns": list(table.columns),
@@ -179,8 +179,15 @@ def markdown(found: dict[str, Any]) -> str:
         cells = [_cell(2, top1, None) if c == "top-1" else "" for c in measured]
         lines.append([f"*{name}*", *cells, *[""] * (len(head) - 1 - len(cells))])
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    epochs = f", {found['epochs']} epoch" + "s" * (found["epochs"] != 1) if found["epochs"] else ""
-    return f"## {found['title']}\n\n{found['question']} Scale: {found['scale']}{epochs}.\n\n{text}\n"
+    return (
+        f"## {found['title']}\n\n{found['question']} Scale: {found['scale']}, {_length(found)}.\n\n{text}\n"
+    )
+
+
+def _length(found: dict[str, Any]) -> str:
+    """Such as `20 epochs`, or `20, 40 epochs` where rows differ."""
+    lengths: list[int] = found["epochs"]
+    return ", ".join(map(str, lengths)) + (" epoch" if lengths == [1] else " epochs")
 
 
 def _cell(digits: int, value: float | None, spread: float | None) -> str:
@@ -222,7 +229,8 @@ def plot(found: dict[str, Any], path: Path) -> bool:
         ours.axvline(value, linestyle="--", color="#777777", label=name)
         figure.legend(loc="outside lower left", fontsize="small", frameon=False)
     ours.set_yticks(list(places), [r["label"] for r in rows])
-    ours.set(title=f"here ({found['scale']})", xlabel=f"{_NAMES.get(column, column)}, mean ± std over seeds")
+    spread = ", mean ± std over seeds" * any(column in r["std"] for r in rows)
+    ours.set(title=f"here ({found['scale']}, {_length(found)})", xlabel=_NAMES.get(column, column) + spread)
     for axes in theirs:
         axes.set(title="paper", xlabel=_NAMES.get(column, column))
     for axes in (ours, *theirs):

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from momentum2.recipes import find
+
 Scale = Literal["smoke", "cifar", "paper"]
 Flags = Mapping[str, object]  # overrides, by the names of the config's fields
 Numbers = Mapping[str, float]  # by column: {"top-1": 88.18, "seconds": 0.25}
@@ -28,6 +30,12 @@ class Pretraining:
     def name(self) -> str:
         """What distinguishes it, such as `cifar10-cpu student_norm=synced teacher_norm=momentum`."""
         return " ".join([self.recipe, *(f"{k.split('.')[-1]}={_word(v)}" for k, v in self.changes.items())])
+
+    @property
+    def epochs(self) -> int:
+        """Its length."""
+        flags = {**self.common, **self.changes}
+        return int(str(flags.get("train.epochs", find(self.recipe).config.train.epochs)))
 
     def run(self, out: Path, seed: int) -> Path:
         """Its run directory."""

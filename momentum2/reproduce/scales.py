@@ -1,4 +1,4 @@
-"""What every row of a scale starts from: `smoke` (seconds), `cifar` (two CPU cores) or `paper` (a cluster)."""
+"""What every row of a scale starts from: `smoke` (minutes), `cifar` (two CPU cores) or `paper` (a cluster)."""
 
 from dataclasses import dataclass
 

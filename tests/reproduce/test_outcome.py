@@ -96,6 +96,22 @@ def test_markdown_shows_the_paper_beside_us(out: Path):
     assert any(line.startswith("| *raw pixels* | 40.00 |") for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("name", "scale", "epochs", "text"),
+    [
+        ("bn-statistics", "cifar", None, "Scale: cifar, 20 epochs."),
+        ("bn-statistics", "cifar", 1, "Scale: cifar, 1 epoch."),
+        ("bn-statistics", "paper", None, "Scale: paper, 400 epochs."),
+        ("linear", "cifar", 3, "Scale: cifar, 3, 10 epochs."),
+    ],
+)
+def test_a_table_says_how_long_its_runs_are(
+    tmp_path: Path, name: str, scale: str, epochs: int | None, text: str
+):
+    empty = collect(TABLES[name](scale, epochs), tmp_path, None, lambda row, seed: [])
+    assert text in markdown(empty)
+
+
 def test_floors_of_other_data_are_not_this_tables(out: Path):
     """At the paper's scale STL-10 and ImageNet share a directory and the name of the evaluation."""
     other = out / "runs" / "stl10" / "seed-0"
