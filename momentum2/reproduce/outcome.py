@@ -14,7 +14,7 @@ import torch
 from momentum2 import __version__
 from momentum2.engine.logging import read_metrics
 from momentum2.evaluate.results import RANDOM, RESULTS, read_results
-from momentum2.reproduce.rows import Row, Table
+from momentum2.reproduce.rows import Row, Table, duration
 
 _DIGITS = {"seconds": 3}
 _NAMES = {"top-1": "top-1 %", "top-5": "top-5 %", "kNN": "kNN %", "seconds": "s/iter"}
@@ -185,9 +185,7 @@ def markdown(found: dict[str, Any]) -> str:
 
 
 def _length(found: dict[str, Any]) -> str:
-    """Such as `20 epochs`, or `20, 40 epochs` where rows differ."""
-    lengths: list[int] = found["epochs"]
-    return ", ".join(map(str, lengths)) + (" epoch" if lengths == [1] else " epochs")
+    return ", ".join(map(duration, found["epochs"]))
 
 
 def _cell(digits: int, value: float | None, spread: float | None) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from momentum2.recipes import find
 
@@ -35,7 +35,7 @@ class Pretraining:
     def epochs(self) -> int:
         """Its length."""
         flags = {**self.common, **self.changes}
-        return int(str(flags.get("train.epochs", find(self.recipe).config.train.epochs)))
+        return cast(int, flags.get("train.epochs", find(self.recipe).config.train.epochs))
 
     def run(self, out: Path, seed: int) -> Path:
         """Its run directory."""
@@ -135,6 +135,11 @@ class Table:
     def stem(self) -> str:
         """The name of its files."""
         return self.name if self.epochs is None else f"{self.name}-{self.epochs}-epochs"
+
+
+def duration(epochs: int) -> str:
+    """In words: `20 epochs`."""
+    return f"{epochs} epoch" + "s" * (epochs != 1)
 
 
 def _word(value: object) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from momentum2.reproduce.rows import Flags, Row, Scale, Table
+from momentum2.reproduce.rows import Flags, Row, Scale, Table, duration
 from momentum2.reproduce.scales import SMALL_MOCO, SMALL_SIMSIAM, Base, base, linear, norms, semi, size_flags
 from momentum2.reproduce.transfer import coco, lvis
 
@@ -23,10 +23,6 @@ def _row(
     published = {"top-1": top1, "top-5": top5, "seconds": seconds}
     paper = {name: value for name, value in published.items() if value is not None}
     return Row(key, label, b.pretraining(changes), linear(b), paper)
-
-
-def _length(epochs: int) -> str:
-    return f"{epochs} epoch" + "s" * (epochs != 1)
 
 
 def bn_statistics(scale: Scale, epochs: int | None = None) -> Table:
@@ -128,7 +124,7 @@ def single_machine(scale: Scale, epochs: int | None = None) -> Table:
     def row(b: Base, method: str, times: int, length: int, changes: Flags, top1: float) -> Row:
         batch, epochs = b.batch * times, b.epochs * length
         size = {**size_flags(batch, b.samples * times), "train.epochs": epochs}
-        label = f"{method}, batch {batch}, {_length(epochs)}"
+        label = f"{method}, batch {batch}, {duration(epochs)}"
         key = f"{'m2' if b is ours else 'simsiam'}-{batch}-{epochs}"
         return _row(b, key, label, {**changes, **size}, top1)
 
@@ -215,16 +211,16 @@ def linear_classification(scale: Scale, epochs: int | None = None) -> Table:
             _row(
                 b,
                 "byol",
-                f"BYOL, synced BN, {_length(b.epochs)}",
+                f"BYOL, synced BN, {duration(b.epochs)}",
                 norms("synced", "synced"),
                 72.5,
                 top5=90.8,
             ),
-            _row(b, "m2", f"Momentum² Teacher, {_length(b.epochs)}", large, 72.9, top5=91.2),
+            _row(b, "m2", f"Momentum² Teacher, {duration(b.epochs)}", large, 72.9, top5=91.2),
             _row(
                 b,
                 "m2-long",
-                f"Momentum² Teacher, {_length(longer)}",
+                f"Momentum² Teacher, {duration(longer)}",
                 {**large, "train.epochs": longer},
                 74.5,
                 top5=91.7,
@@ -247,7 +243,7 @@ def semi_supervised(scale: Scale, epochs: int | None = None) -> Table:
     for percent, numbers in published.items():
         for key, label, run, paper in zip(
             ("scratch", "m2", "m2-long"),
-            ("from scratch", _length(b.epochs), _length(longer)),
+            ("from scratch", duration(b.epochs), duration(longer)),
             (short, short, long),
             numbers,
             strict=True,

@@ -102,7 +102,7 @@ def test_markdown_shows_the_paper_beside_us(out: Path):
         ("bn-statistics", "cifar", None, "Scale: cifar, 20 epochs."),
         ("bn-statistics", "cifar", 1, "Scale: cifar, 1 epoch."),
         ("bn-statistics", "paper", None, "Scale: paper, 400 epochs."),
-        ("linear", "cifar", 3, "Scale: cifar, 3, 10 epochs."),
+        ("linear", "cifar", 3, "Scale: cifar, 3 epochs, 10 epochs."),
     ],
 )
 def test_a_table_says_how_long_its_runs_are(
