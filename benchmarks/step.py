@@ -103,7 +103,7 @@ def lightly(model: ModelConfig, views: list[Tensor]) -> Step | None:
 
 def authors(model: ModelConfig, views: list[Tensor]) -> Step:
     config = Config(model=model, train=TrainConfig(batch_size=len(views[0]), steps=1000))
-    config = replace(config, method=replace(config.method, teacher_norm="batch"))
+    config = replace(config, method=replace(config.method, teacher_norm="local"))
     method = build_method(config, resolve(config, 10_000), 0).train()
     for parent in list(method.teacher.modules()):
         for name, child in parent.named_children():

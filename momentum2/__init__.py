@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from momentum2.norms import MomentumBatchNorm, SplitBatchNorm, SyncedBatchNorm, convert_norms, shuffled
+from momentum2.norms import LocalBatchNorm, MomentumBatchNorm, SyncedBatchNorm, convert_norms, shuffled
 from momentum2.teacher import MomentumTeacher
 
 if TYPE_CHECKING:
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "LocalBatchNorm",
     "MomentumBatchNorm",
     "MomentumTeacher",
-    "SplitBatchNorm",
     "SyncedBatchNorm",
     "__version__",
     "convert_norms",
@@ -27,4 +27,8 @@ def __getattr__(name: str) -> Any:
         from momentum2.engine.encoder import load_encoder
 
         return load_encoder
+    if name == "SplitBatchNorm":  # its old name
+        from momentum2 import norms
+
+        return norms.SplitBatchNorm
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,10 +7,12 @@ from dataclasses import asdict, fields
 from difflib import get_close_matches
 from pathlib import Path
 
+import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from momentum2.config import Config
 from momentum2.errors import UserError
+from momentum2.spelling import translate
 
 _NOT_YAML = "The file given with --config is not a YAML file of settings."
 _TYPES = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "text"}
@@ -58,7 +60,13 @@ def config_from_file(path: Path) -> Config:
     """The `Config` in a YAML file, such as a run's `config.yaml`; what it leaves out has its default."""
     parser = make_parser("", "")
     add_config(parser, Config())
-    return read_config(parser, parse(parser, ["--config", str(path)]))
+    read = yaml.safe_load(path.read_text(encoding="utf-8"))
+    flat = {f"{section}.{name}": v for section, values in read.items() for name, v in values.items()}
+    new = translate(flat, {}, None)
+    nested: dict[str, dict[str, object]] = {}
+    for key, value in new.items():
+        nested.setdefault(key.split(".")[0], {})[key.split(".")[1]] = value
+    return read_config(parser, parser.parse_object(nested))
 
 
 def _sentence(message: str, parser: ArgumentParser) -> str:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 MethodName = Literal["byol", "moco", "simsiam", "simclr", "supervised"]
-NormName = Literal["batch", "split", "synced", "momentum"]
-TeacherNormName = Literal["batch", "split", "synced", "momentum", "shuffle"]
+NormName = Literal["local", "synced", "momentum"]
+TeacherNormName = Literal["local", "synced", "momentum", "ema", "shuffle"]
 History = Literal["local", "global"]
 WeightSchedule = Literal["cosine", "constant"]
 Compat = Literal["paper", "official"]
@@ -31,14 +31,14 @@ class MethodConfig:
 
     Args:
         name: The method; Momentum² Teacher is byol with a momentum teacher_norm.
-        student_norm: The student's BN: per process, per virtual device, over all, or momentum statistics.
-        teacher_norm: The teacher's BN; shuffle is MoCo's shuffling BN and needs method moco.
+        student_norm: The student's BN: each device's samples (local), those of all (synced), or momentum statistics.
+        teacher_norm: The teacher's BN: those, or the student's running statistics (ema), or MoCo's shuffling BN.
         alpha: Weight of the current batch in Momentum BN's statistics: cosine (alpha_base to 0) or a number.
         alpha_base: Where the cosine schedule of alpha starts.
         weight_momentum: m_base, the share of the student that enters the teacher each step (0.01, not 0.99).
         weight_schedule: cosine lowers m from m_base to 0; constant keeps it (MoCo).
         reference_batch: The batch size at which weight_momentum holds; it scales linearly from there.
-        history: The teacher's momentum statistics: per process (local, the paper), or their mean over all (global).
+        history: The teacher's momentum statistics: per device (local, the paper), or their mean over all (global).
         compat: paper for the paper's formulas, official for the arithmetic of the authors' code.
         temperature: Softmax temperature of the contrastive methods.
         queue_size: Number of negatives that MoCo keeps.
@@ -46,7 +46,7 @@ class MethodConfig:
     """
 
     name: MethodName = "byol"
-    student_norm: NormName = "batch"
+    student_norm: NormName = "local"
     teacher_norm: TeacherNormName = "momentum"
     alpha: Literal["cosine"] | float = "cosine"
     alpha_base: float = 1.0
@@ -146,8 +146,8 @@ class TrainConfig:
         steps: Optimizer steps; when given, it decides instead of epochs.
         batch_size: Images per optimizer step, over all processes.
         accumulate: Micro-batches per optimizer step.
-        virtual_devices: Groups of the global batch with BN statistics of their own (split and momentum norms); in one
-            process, Momentum BN keeps one history for its groups, the mean of theirs.
+        devices: Devices of the algorithm, each with BN statistics and a history of its own; they run on any number of
+            processes that divides it. auto is the number of processes of the first start, and is then kept.
         precision: auto is bf16 where the device computes in it, else fp32.
         compile: Compile the networks with torch.compile.
         seed: Seed of every random draw.
@@ -161,7 +161,7 @@ class TrainConfig:
     steps: int | None = None
     batch_size: int = 256
     accumulate: int = 1
-    virtual_devices: int = 1
+    devices: Literal["auto"] | int = "auto"
     precision: Precision = "auto"
     compile: bool = False
     seed: int = 0

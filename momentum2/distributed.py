@@ -106,10 +106,23 @@ def barrier() -> None:
 
 
 def broadcast_(tensors: Iterable[Tensor]) -> None:
-    """Replace each tensor by process 0's, no gradient."""
-    if world_size() > 1:
-        for tensor in tensors:
-            dist.broadcast(tensor, 0)
+    """Replace each tensor by process 0's: one flat collective per dtype, no gradient."""
+    if world_size() == 1:
+        return
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for group in by_dtype.values():
+        flat = torch.cat([t.detach().reshape(-1) for t in group])
+        dist.broadcast(flat, 0)
+        _unflatten(flat, group)
+
+
+@torch.no_grad()
+def _unflatten(flat: Tensor, tensors: list[Tensor]) -> None:
+    """Write the parts of `flat` into the tensors."""
+    for tensor, part in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))
 
 
 class _AllReduceSum(torch.autograd.Function):
@@ -174,9 +187,7 @@ class PendingMean:
     def wait(self) -> None:
         self._work.wait()
         self._flat /= world_size()
-        parts = torch.split(self._flat, [t.numel() for t in self._tensors])
-        for tensor, mean in zip(self._tensors, parts, strict=True):
-            tensor.copy_(mean.view_as(tensor))
+        _unflatten(self._flat, self._tensors)
 
 
 def start_all_reduce_mean(tensors: list[Tensor]) -> PendingMean | None:

@@ -65,11 +65,11 @@ def cifar10() -> Recipe:
     data = DataConfig(name="cifar10", image_size=32)
     return Recipe(
         Config(
-            method=MethodConfig(student_norm="split", weight_momentum=0.03, reference_batch=512),
+            method=MethodConfig(student_norm="local", weight_momentum=0.03, reference_batch=512),
             model=ModelConfig("resnet18", "cifar", projector_hidden=2048, projector_out=256),
             data=data,
             eval_data=data,
-            train=TrainConfig(epochs=400, batch_size=512, virtual_devices=16),
+            train=TrainConfig(epochs=400, batch_size=512, devices=16),
             optim=OptimConfig(lr=0.1, warmup_epochs=10, weight_decay=5e-4),
             monitor=MonitorConfig(knn_every=10),
         ),
@@ -102,11 +102,11 @@ def stl10() -> Recipe:
     data = DataConfig(name="stl10", split="train+unlabeled", image_size=96, workers=4)
     return Recipe(
         Config(
-            method=MethodConfig(student_norm="split", weight_momentum=0.032, reference_batch=2048),
+            method=MethodConfig(student_norm="local", weight_momentum=0.032, reference_batch=2048),
             model=ModelConfig("resnet18", projector_hidden=512, projector_out=128),
             data=data,
             eval_data=replace(data, split="train"),
-            train=TrainConfig(epochs=400, batch_size=2048, virtual_devices=64),
+            train=TrainConfig(epochs=400, batch_size=2048, devices=64),
             optim=OptimConfig(lr=0.1, warmup_epochs=10),
             monitor=MonitorConfig(knn_every=10),
         ),
@@ -120,11 +120,11 @@ def imagenet_1node() -> Recipe:
     data = DataConfig(name="imagenet", image_size=224, workers=8)
     return Recipe(
         Config(
-            method=MethodConfig(student_norm="split", weight_momentum=0.01, reference_batch=256),
+            method=MethodConfig(student_norm="local", weight_momentum=0.01, reference_batch=256),
             model=ModelConfig("resnet50"),
             data=data,
             eval_data=replace(data, test_split="val"),
-            train=TrainConfig(epochs=100, batch_size=256, virtual_devices=8),
+            train=TrainConfig(epochs=100, batch_size=256, devices=8),
             optim=OptimConfig(lr=0.05, warmup_epochs=10),
         ),
         summary="Momentum² Teacher, ResNet-50, ImageNet, 8 GPUs of 32 (or --train.batch_size 1024: 8 of 128)",
@@ -140,7 +140,7 @@ def imagenet_128gpu() -> Recipe:
         replace(
             base,
             method=replace(base.method, reference_batch=4096),
-            train=replace(base.train, epochs=300, batch_size=4096, virtual_devices=128),
+            train=replace(base.train, epochs=300, batch_size=4096, devices=128),
             optim=OptimConfig(
                 "lars", lr=0.3, weight_decay=1.5e-6, warmup_epochs=10, exclude_bias_and_norm=True
             ),
@@ -170,7 +170,7 @@ def moco_v2() -> Recipe:
             base,
             method=MethodConfig(
                 "moco",
-                student_norm="split",
+                student_norm="local",
                 alpha=0.064,
                 weight_momentum=0.001,
                 weight_schedule="constant",
@@ -178,7 +178,7 @@ def moco_v2() -> Recipe:
             ),
             model=ModelConfig("resnet50", projector_hidden=2048, projector_out=128),
             views=ViewsConfig("moco_v2"),
-            train=replace(base.train, epochs=200, batch_size=1024, virtual_devices=32),
+            train=replace(base.train, epochs=200, batch_size=1024, devices=32),
             optim=OptimConfig(lr=0.03),
         ),
         summary="MoCo v2 with Momentum BN keys, ResNet-50, ImageNet, 32 GPUs of 32 (--method.teacher_norm shuffle: "
@@ -231,7 +231,7 @@ def supervised() -> Recipe:
             base,
             method=MethodConfig("supervised"),
             views=ViewsConfig("supervised"),
-            train=replace(base.train, epochs=90, virtual_devices=1),
+            train=replace(base.train, epochs=90, devices="auto"),
             optim=OptimConfig(lr=0.1, warmup_epochs=5),
         ),
         summary="Supervised baseline, ResNet-50, ImageNet",

@@ -1,14 +1,20 @@
 """The Momentum² teacher: a moving average of the student's weights and of its own batch statistics."""
 
 import copy
+from collections.abc import Iterable, Iterator
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from momentum2 import distributed
 from momentum2.config import Compat, History, NormName
 from momentum2.errors import UserError
-from momentum2.norms import convert_norms, momentum_norms
+from momentum2.norms import MomentumBatchNorm, convert_norms, momentum_norms
+from momentum2.norms.convert import OldName
+
+TeacherNorm = NormName | OldName | Literal["ema"]
 
 
 class MomentumTeacher(nn.Module):
@@ -18,22 +24,24 @@ class MomentumTeacher(nn.Module):
     `teacher.update(student, weight=m, statistics=alpha)`. Between two updates the teacher does not change,
     so views and micro-batches may come in any order and number.
 
-    The copy starts in training mode, which Momentum BN needs; `eval()` is for evaluation.
+    It makes targets, so nothing random happens in it: the network is in evaluation mode, and only its norms
+    are in training mode. `eval()` is for evaluation.
 
     Args:
         student: Any network with batch norms, also wrapped in DistributedDataParallel or torch.compile.
-        norm: The teacher's norms: "momentum" (the paper), or "batch", "split", "synced", whose running
-            statistics then come from the forwards, as usual.
-        history: Momentum BN's statistics per process ("local", the paper), or averaged over the processes at
-            every update ("global"), by one collective outside the forward.
-        devices: Virtual devices of "momentum" and "split".
+        norm: The teacher's norms: "momentum" (the paper); "local" or "synced", whose running statistics come
+            from the forwards, as usual; or "ema" (EMAN), which normalizes by running statistics that follow
+            the student's as the weights do, whatever the batch is.
+        history: Each device's momentum statistics are its own ("local", the paper), or their mean over all
+            devices after every update ("global"), by one collective outside the forward.
+        devices: The devices whose samples come in one batch, for "momentum" and "local".
         compat: "official" for the arithmetic of the authors' code.
     """
 
     def __init__(
         self,
         student: nn.Module,
-        norm: NormName = "momentum",
+        norm: TeacherNorm = "momentum",
         history: History = "local",
         devices: int = 1,
         compat: Compat = "paper",
@@ -42,10 +50,21 @@ class MomentumTeacher(nn.Module):
         if history not in ("local", "global"):
             raise UserError(f"There is no history called {history!r}; choose local or global.")
         self.network = copy.deepcopy(_unwrapped(student))
-        convert_norms(self, norm, devices, compat)
+        self.norm, self.history = norm, history
+        if norm == "ema":  # plain norms, which stay in evaluation mode
+            convert_norms(self, "local")
+        else:
+            convert_norms(self, norm, devices, compat)
         self.requires_grad_(False)
         self.train()
-        self.history = history
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(False)
+        for module in self.network.modules():
+            if isinstance(module, _BatchNorm):
+                module.train(mode and self.norm != "ema")
+        self.training = mode
+        return self
 
     @property
     def alpha(self) -> float:
@@ -73,7 +92,8 @@ class MomentumTeacher(nn.Module):
             weight: m, the share of the student in the new weights: (1 − m) · teacher + m · student.
             statistics: alpha of this commit and of the forwards after it; None leaves `self.alpha` as it is.
         """
-        ours, theirs = self._matched(student)
+        student = _unwrapped(student)
+        ours, theirs = _matched(self.network.named_parameters(), student.named_parameters())
         if not 0 <= weight <= 1:
             raise UserError(f"weight is the share of the student, between 0 and 1, not {weight}.")
         if statistics is not None:
@@ -81,37 +101,40 @@ class MomentumTeacher(nn.Module):
         norms = list(momentum_norms(self))
         for norm in norms:
             norm.commit()
-        mean = None
-        if self.history == "global":
-            buffers = [b for norm in norms for b in (norm.running_mean, norm.running_var)]
-            mean = distributed.start_all_reduce_mean(buffers)
+        mean = self._start_mean(norms) if self.history == "global" else None
+        if self.norm == "ema":
+            own, followed = _matched(_statistics(self.network), _statistics(student))
+            distributed.broadcast_(followed)  # device 0's count
+            for mine, theirs_ in zip(*_matched(_counts(self.network), _counts(student)), strict=True):
+                mine.copy_(theirs_)
+            ours, theirs = ours + own, theirs + followed
         torch._foreach_lerp_(ours, theirs, weight)
         if mean is not None:
             mean.wait()
+        if self.history == "global":
+            for norm in norms:
+                norm.set_histories(norm.running_mean[None], norm.running_var[None])
 
-    def _matched(self, student: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-        ours, theirs = dict(self.network.named_parameters()), dict(_unwrapped(student).named_parameters())
-        shapes = [{name: p.shape for name, p in parameters.items()} for parameters in (ours, theirs)]
-        if shapes[0] != shapes[1]:
-            wrong = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
-            raise UserError(
-                "Update the teacher with the network that it was made from: these parameters are missing, "
-                f"new or of another shape: {', '.join(wrong)}."
-            )
-        return list(ours.values()), [theirs[name] for name in ours]
+    def _start_mean(self, norms: list[MomentumBatchNorm]) -> distributed.PendingMean | None:
+        """Begin to average the histories: those of this process's devices at once, then over the processes."""
+        for norm in norms:
+            mean, var = norm.histories()
+            norm.set_histories(mean.mean(0, keepdim=True), var.mean(0, keepdim=True))
+        return distributed.start_all_reduce_mean([b for n in norms for b in (n.running_mean, n.running_var)])
 
     @torch.no_grad()
     def drift(self) -> Tensor:
         """How far the pending statistics are from the history; call it before `update`.
 
-        The mean over norms and channels of |mean − history's mean| + |std − history's std|, in units of the
+        The mean over norms, devices and channels of |mean − history's mean| + |std − history's std|, in units of the
         history's std. 0 where nothing is pending.
         """
         drifts = []
         for norm in momentum_norms(self):
             mean, var = norm.pending()
-            std = (norm.running_var + norm.eps).sqrt()
-            moved = (mean - norm.running_mean).abs() + ((var + norm.eps).sqrt() - std).abs()
+            old_mean, old_var = norm.histories()
+            std = (old_var + norm.eps).sqrt()
+            moved = (mean - old_mean).abs() + ((var + norm.eps).sqrt() - std).abs()
             drifts.append((moved / std).mean() * norm.has_pending())
         return torch.stack(drifts).mean() if drifts else torch.zeros(())
 
@@ -127,3 +150,26 @@ def _unwrapped(student: nn.Module) -> nn.Module:
     if isinstance(student, nn.parallel.DistributedDataParallel):
         student = student.module
     return getattr(student, "_orig_mod", student)
+
+
+def _matched(
+    ours: Iterable[tuple[str, Tensor]], theirs: Iterable[tuple[str, Tensor]]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Both in the order of `ours`, if they have the same names and shapes."""
+    mine, others = dict(ours), dict(theirs)
+    shapes = [{name: t.shape for name, t in tensors.items()} for tensors in (mine, others)]
+    if shapes[0] != shapes[1]:
+        wrong = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
+        raise UserError(
+            "Update the teacher with the network that it was made from: these parameters are missing, "
+            f"new or of another shape: {', '.join(wrong)}."
+        )
+    return list(mine.values()), [others[name] for name in mine]
+
+
+def _statistics(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return ((n, t) for n, t in network.named_buffers() if n.endswith(("running_mean", "running_var")))
+
+
+def _counts(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return ((n, t) for n, t in network.named_buffers() if n.endswith("num_batches_tracked"))

@@ -8,7 +8,7 @@ from momentum2.recipes import find
 SGD = {"optim.name": "sgd", "optim.sgd_momentum": 0.9, "optim.weight_decay": 1e-4}
 WARM = {"optim.warmup_epochs": 10, "optim.warmup_start": 0.001}
 SCHEDULED = {"method.alpha": "cosine", "method.alpha_base": 1.0, "method.weight_schedule": "cosine"}
-M2 = {"method.name": "byol", "method.student_norm": "split", "method.teacher_norm": "momentum"}
+M2 = {"method.name": "byol", "method.student_norm": "local", "method.teacher_norm": "momentum"}
 IMAGENET = {
     "model.backbone": "resnet50",
     "model.stem": "imagenet",
@@ -29,7 +29,7 @@ LARS = {
     "method.reference_batch": 4096,
     "train.epochs": 300,
     "train.batch_size": 4096,
-    "train.virtual_devices": 128,
+    "train.devices": 128,
 }
 RECIPES: dict[str, dict[str, object]] = {
     "stl10": {
@@ -50,7 +50,7 @@ RECIPES: dict[str, dict[str, object]] = {
         "data.image_size": 96,
         "train.epochs": 400,
         "train.batch_size": 2048,
-        "train.virtual_devices": 64,
+        "train.devices": 64,
     },
     "imagenet-1node": {
         **SGD,
@@ -64,7 +64,7 @@ RECIPES: dict[str, dict[str, object]] = {
         "method.reference_batch": 256,
         "train.epochs": 100,
         "train.batch_size": 256,
-        "train.virtual_devices": 8,
+        "train.devices": 8,
     },
     "imagenet-128gpu": {**LARS, **WARM, **SCHEDULED, **M2, **IMAGENET},
     "byol": {
@@ -81,7 +81,7 @@ RECIPES: dict[str, dict[str, object]] = {
         "optim.lr": 0.03,
         "optim.warmup_epochs": 0,
         "method.name": "moco",
-        "method.student_norm": "split",
+        "method.student_norm": "local",
         "method.teacher_norm": "momentum",
         "method.alpha": 0.064,
         "method.weight_momentum": 0.001,
@@ -95,7 +95,7 @@ RECIPES: dict[str, dict[str, object]] = {
         "views.recipe": "moco_v2",
         "train.epochs": 200,
         "train.batch_size": 1024,
-        "train.virtual_devices": 32,
+        "train.devices": 32,
     },
 }
 

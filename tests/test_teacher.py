@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from momentum2 import MomentumBatchNorm, MomentumTeacher, SplitBatchNorm, convert_norms
+from momentum2 import LocalBatchNorm, MomentumBatchNorm, MomentumTeacher, convert_norms
 from momentum2.errors import UserError
 
 
@@ -116,14 +116,14 @@ def test_nothing_is_pending_after_an_update(student):
     assert all(torch.equal(state[name], t) for name, t in teacher.state_dict().items())
 
 
-@pytest.mark.parametrize("norm", ["batch", "split", "synced"])
-def test_other_norms_keep_running_statistics_of_their_own(student, norm):
-    teacher = MomentumTeacher(student, norm=norm, devices=2)
+@pytest.mark.parametrize(("norm", "devices"), [("local", 1), ("local", 2), ("synced", 1)])
+def test_other_norms_keep_running_statistics_of_their_own(student, norm, devices):
+    teacher = MomentumTeacher(student, norm=norm, devices=devices)
     teacher.alpha = 0.5
     assert teacher.alpha == 1.0
     teacher(images())
     teacher.update(student, weight=0.5, statistics=0.5)
-    student(images()[:4] if norm == "split" else images())
+    student(images()[:4] if devices == 2 else images())
     for name in ("running_mean", "running_var"):
         torch.testing.assert_close(
             getattr(teacher.network.encoder[1], name), getattr(student.encoder[1], name), rtol=1e-5, atol=1e-6
@@ -132,10 +132,10 @@ def test_other_norms_keep_running_statistics_of_their_own(student, norm):
 
 
 def test_a_converted_student_is_converted_again(student):
-    convert_norms(student, "split", devices=4)
+    convert_norms(student, "local", devices=4)
     teacher = MomentumTeacher(student, devices=2)
     assert [m.devices for m in teacher.modules() if isinstance(m, MomentumBatchNorm)] == [2, 2]
-    assert sum(isinstance(m, SplitBatchNorm) for m in student.modules()) == 2
+    assert sum(isinstance(m, LocalBatchNorm) for m in student.modules()) == 2
 
 
 def test_a_student_that_is_a_norm():

@@ -1,7 +1,7 @@
 """Augmentation in batches on the device, every sample with its own, replayable draws."""
 
 from momentum2.augment.crop import resized_crop, resized_crop_one
-from momentum2.augment.draws import Draws, crop_boxes, draw
+from momentum2.augment.draws import Draws, crop_boxes, draw, draw_at
 from momentum2.augment.specs import ViewSpec, view_specs
 from momentum2.augment.views import render
 
@@ -10,6 +10,7 @@ __all__ = [
     "ViewSpec",
     "crop_boxes",
     "draw",
+    "draw_at",
     "render",
     "resized_crop",
     "resized_crop_one",

@@ -11,6 +11,7 @@ from typing import Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from momentum2.augment.specs import ViewSpec
@@ -92,6 +93,15 @@ def draw(
         sigma=_between(u[:, 31], *spec.blur_sigma).float(),
         solarize=u[:, 32] < spec.solarize_p,
     )
+
+
+def draw_at(spec: ViewSpec, seed: int, step: int, view: int, count: int, places: NDArray[np.int64]) -> Draws:
+    """Draws for the samples at `places` of the global batch, (n,) in rising order."""
+    runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)  # of consecutive places
+    parts = [draw(spec, seed, step, view, count, int(run[0]), int(run[-1]) + 1) for run in runs]
+    if len(parts) == 1:
+        return parts[0]
+    return Draws(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Draws)))
 
 
 def crop_boxes(draws: Draws, heights: Tensor | int, widths: Tensor | int) -> Tensor:

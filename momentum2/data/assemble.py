@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from momentum2.augment import Draws, ViewSpec, crop_boxes, draw, resized_crop_one
+from momentum2.augment import Draws, ViewSpec, crop_boxes, draw_at, resized_crop_one
 from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.images import BadImage, Picture, Pixels
 from momentum2.data.workers import SharedMemory
@@ -26,8 +26,8 @@ class Job(NamedTuple):
     """Some samples of a batch."""
 
     step: int
-    first: int  # place of the first of them in the global batch
-    row: int  # and in this process's part of it
+    places: Ints  # of theirs in the global batch
+    row: int  # of the first of them in this process's part of it
     slot: int  # of the shared memory
     indices: Ints
 
@@ -110,9 +110,8 @@ class Assemble:
         return taken
 
     def _crops(self, job: Job, images: list[Images]) -> Ints:
-        stop = job.first + len(job.indices)
         draws = [
-            draw(spec, self.seed, job.step, view, self.count, job.first, stop)
+            draw_at(spec, self.seed, job.step, view, self.count, job.places)
             for view, spec in enumerate(self.specs)
         ]
         opened = [self.dataset.good(index, _with_size) for index in job.indices.tolist()]

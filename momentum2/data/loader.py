@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from momentum2.augment import Draws, ViewSpec, draw
+from momentum2.augment import Draws, ViewSpec, draw_at
 from momentum2.data.assemble import Assemble, Done, Images, Job
 from momentum2.data.bad_images import report_bad
 from momentum2.data.dataset import Dataset, Ints
-from momentum2.data.sampler import batch_indices, steps_per_epoch
+from momentum2.data.sampler import batch_indices, own_places, steps_per_epoch
 from momentum2.data.workers import AHEAD, SharedMemory, Workers
 from momentum2.errors import UserError
 
@@ -60,7 +60,7 @@ class Batch:
         return Batch(self.step, images, draws, labels, self.indices[rows], self.wait)
 
     def chunk(self, number: int, count: int) -> "Batch":
-        """Micro-batch `number` of `count`: consecutive samples."""
+        """This process's part of micro-batch `number` of `count`."""
         return self[len(self) * number // count : len(self) * (number + 1) // count]
 
 
@@ -75,7 +75,8 @@ class Loader:
         specs: The views, for their draws and crops.
         seed: Of order and draws.
         batch_size: Samples per step over all processes.
-        rank: Which consecutive part of each batch is ours ...
+        accumulate: Micro-batches that the global batch is cut into.
+        rank: Which consecutive part of each micro-batch is ours ...
         world: ... of how many.
         device: Where batches go.
         workers: Decoding processes (used where there is something to decode or to crop).
@@ -94,6 +95,7 @@ class Loader:
         batch_size: int,
         stop: int,
         start: int = 0,
+        accumulate: int = 1,
         rank: int = 0,
         world: int = 1,
         device: torch.device | str = "cpu",
@@ -102,13 +104,14 @@ class Loader:
         timeout: float = 300.0,
     ) -> None:
         steps_per_epoch(len(dataset), batch_size)  # refuses a batch that is too large
-        if batch_size % world:
+        if batch_size % (world * accumulate):
             raise UserError(
-                f"A batch of {batch_size} cannot be shared by {world} processes:"
-                f" make --train.batch_size a multiple of {world}."
+                f"A batch of {batch_size} cannot be shared by {world} processes × {accumulate} micro-batches:"
+                f" make --train.batch_size a multiple of {world * accumulate}."
             )
         self.steps = range(start, stop)
-        self._dataset, self._seed, self._batch_size, self._rank = dataset, seed, batch_size, rank
+        self._dataset, self._seed, self._batch_size = dataset, seed, batch_size
+        self._places = own_places(batch_size, accumulate, rank, world)
         local = batch_size // world
         task = Assemble(dataset, specs, seed, count=batch_size, local=local)
         self._feed = _Feed(task, torch.device(device), workers, bad_images, timeout)
@@ -133,10 +136,9 @@ class Loader:
         self.close()
 
     def _plan(self) -> Iterator["_Part"]:
-        first = self._rank * self._feed.task.local
         for step in self.steps:
             batch = batch_indices(len(self._dataset), self._seed, step, self._batch_size)
-            yield _Part(step, first, batch[first : first + self._feed.task.local])
+            yield _Part(step, self._places, batch[self._places])
 
 
 def iterate(
@@ -169,17 +171,18 @@ def iterate(
     parts = [ours[start : start + batch_size] for start in range(0, len(ours), batch_size)]
     task = Assemble(dataset, (spec,), 0, count=batch_size, local=batch_size)
     feed = _Feed(task, torch.device(device), workers, bad_images)
-    with closing(feed.run(_Part(number, 0, part) for number, part in enumerate(parts))) as batches:
+    plan = (_Part(number, np.arange(len(part)), part) for number, part in enumerate(parts))
+    with closing(feed.run(plan)) as batches:
         for part, batch in zip(parts, batches, strict=True):
             kept = batch.indices == torch.from_numpy(part)
             yield batch if kept.all() else batch[kept.nonzero()[:, 0]]
 
 
 class _Part(NamedTuple):
-    """What this process does for a step; `first` is the place of its first sample in the global batch."""
+    """What this process does for a step; `places` are those of its samples in the global batch."""
 
     step: int
-    first: int
+    places: Ints
     indices: Ints
 
 
@@ -227,7 +230,7 @@ class _Feed:
         """Divide each part into jobs of `samples`, have them performed, and put the results together."""
         ahead, behind = tee(enumerate(plan))
         results = perform(
-            Job(part.step, part.first + row, row, number % slots, part.indices[row : row + samples])
+            Job(part.step, part.places[row:][:samples], row, number % slots, part.indices[row:][:samples])
             for number, part in ahead
             for row in range(0, len(part.indices), samples)
         )
@@ -238,9 +241,8 @@ class _Feed:
             )
             taken = np.concatenate([each.taken for each in done])
             images = done[0].images or [images[: len(taken)] for images in task.slot(number % slots)]
-            stop = part.first + len(taken)
             draws = tuple(
-                draw(spec, task.seed, part.step, view, task.count, part.first, stop)
+                draw_at(spec, task.seed, part.step, view, task.count, part.places)
                 for view, spec in enumerate(task.specs)
             )
             yield _Host(part.step, [self._own(array) for array in images], draws, taken)

@@ -28,6 +28,15 @@ def batch_indices(length: int, seed: int, step: int, batch_size: int) -> Ints:
     return _permutation(length, seed, epoch)[place * batch_size : (place + 1) * batch_size]
 
 
+def own_places(batch_size: int, accumulate: int, rank: int, world: int) -> Ints:
+    """Places in the global batch of a process's samples, micro-batch after micro-batch, int64.
+
+    Micro-batch i of A is rows [i·B/A, (i+1)·B/A) of the global batch, and each process has an equal part of it:
+    what is computed of a micro-batch does not depend on the number of processes.
+    """
+    return np.arange(batch_size).reshape(accumulate, world, -1)[:, rank].reshape(-1)
+
+
 def seeded_subset(length: int, seed: int, count: int) -> Ints:
     """The first `count` of a seeded order, sorted; a larger count contains a smaller one."""
     return np.sort(_permutation(length, seed, _SUBSET_STREAM)[:count])

@@ -1,9 +1,12 @@
 """Checkpoints that are whole or absent, and are never unpickled.
 
-One directory per step, `step-00001000/`: `shared.safetensors` (what is equal on all processes),
-`ranks.safetensors` (what each process has of its own, as `rank0/NAME`), `state.json` and `manifest.json`
-(SHA-256 of the others). It is written under a temporary name, synced and renamed, so a kill or a full disk at
-any moment leaves the previous ones as they were. Process 0 alone reads and writes, and hands on what it read.
+One directory per step, `step-00001000/`: `shared.safetensors` (parameters, optimizer and buffers; where devices differ,
+device 0's), `devices.safetensors` (each device's history of batch statistics, (D, c) in the order of the global batch),
+`state.json` and `manifest.json` (SHA-256 of the others). Nothing in them is a process's: what four wrote, one or two
+resume. Version 0.1 wrote no format, and `ranks.safetensors` with the statistics of each process as `rank0/NAME`.
+
+A checkpoint is written under a temporary name, synced and renamed, so a kill or a full disk at any moment leaves the
+previous ones as they were. Process 0 alone reads and writes, and hands on what it read.
 """
 
 import hashlib
@@ -24,21 +27,23 @@ from torch import Tensor, nn
 from momentum2 import distributed
 from momentum2.engine.together import gather_bytes, on_first, raise_together
 from momentum2.errors import UserError
+from momentum2.norms import MomentumBatchNorm
 
 log = logging.getLogger("momentum2")
 
-FILES = ("state.json", "shared.safetensors", "ranks.safetensors")
+FORMAT = 2
+STATE, SHARED, DEVICES, RANKS = "state.json", "shared.safetensors", "devices.safetensors", "ranks.safetensors"
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp-"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to go on after `step` steps."""
+    """All that a run needs to go on after `step` steps; `devices` has a row per device, (D, c)."""
 
     step: int
     shared: dict[str, Tensor]
-    own: dict[str, Tensor]
+    devices: dict[str, Tensor]
     info: dict[str, Any]
 
 
@@ -63,35 +68,30 @@ class Checkpoints:
         return sorted(int(name) for name in names if name.isdecimal())
 
     def save(
-        self, step: int, shared: Mapping[str, Tensor], own: Mapping[str, Tensor], info: Mapping[str, Any]
+        self, step: int, shared: Mapping[str, Tensor], devices: Mapping[str, Tensor], info: Mapping[str, Any]
     ) -> None:
-        """Save the state after `step` steps: `shared` of process 0, `own` of every process.
+        """Save the state after `step` steps: `shared` of process 0, and the rows of every process's `devices`.
 
         Raises a `UserError`, on all processes, if a number is not finite or a file cannot be written.
         """
-        raise_together(_not_finite(step, {**shared, **own}))
-        ranks = gather_bytes(safetensors.torch.save(_on_cpu(own)))
+        raise_together(_not_finite(step, {**shared, **devices}))
+        parts = gather_bytes(safetensors.torch.save(_on_cpu(devices)))
         problem = None
         if distributed.is_main():
             try:
-                self._write(step, shared, ranks, info)
+                self._write(step, shared, parts, info)
             except OSError as error:
                 problem = self._not_saved(step, error)
         raise_together(problem)
 
     def load(self) -> Checkpoint | None:
-        """The newest undamaged checkpoint, the same on all processes; None if there is none yet.
-
-        When the number of processes has changed, process r takes over what process r mod (old number) had.
-        """
+        """The newest undamaged checkpoint, the same on all processes; None if there is none yet."""
         files = on_first(self._newest)
         if not files:
             return None
         state = json.loads(files[0])
-        shared, ranks = (safetensors.torch.load(data) for data in files[1:])
-        prefix = f"rank{distributed.rank() % state['world']}/"
-        own = {name.removeprefix(prefix): t for name, t in ranks.items() if name.startswith(prefix)}
-        return Checkpoint(state["step"], shared, own, state["info"])
+        shared, devices = parse_tensors(files)
+        return Checkpoint(state["step"], shared, devices, state["info"])
 
     def info(self) -> dict[str, Any]:
         """What `save` was last told to keep beside the tensors, the same on all processes; empty at first."""
@@ -99,7 +99,7 @@ class Checkpoints:
         return dict(json.loads(state[0])["info"]) if state else {}
 
     def _write(
-        self, step: int, shared: Mapping[str, Tensor], ranks: list[bytes], info: Mapping[str, Any]
+        self, step: int, shared: Mapping[str, Tensor], parts: list[bytes], info: Mapping[str, Any]
     ) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         for leftover in self.directory.glob(f"{TEMPORARY}*"):
@@ -111,21 +111,24 @@ class Checkpoints:
                 return  # a run that was resumed here and stopped again before its next step
             except Damaged:
                 self._remove(final)
-        state = {"step": step, "world": len(ranks), "config": self.config_hash, "info": dict(info)}
-        own = {
-            f"rank{r}/{name}": t
-            for r, part in enumerate(ranks)
-            for name, t in safetensors.torch.load(part).items()
+        state = {
+            "format": FORMAT,
+            "step": step,
+            "world": len(parts),
+            "config": self.config_hash,
+            "info": dict(info),
         }
-        contents = (
-            json.dumps(state).encode(),
-            safetensors.torch.save(_on_cpu(shared)),
-            safetensors.torch.save(own),
-        )
+        rows = [safetensors.torch.load(part) for part in parts]
+        devices = {name: torch.cat([of_process[name] for of_process in rows]) for name in rows[0]}
+        contents = {
+            STATE: json.dumps(state).encode(),
+            SHARED: safetensors.torch.save(_on_cpu(shared)),
+            DEVICES: safetensors.torch.save(devices),
+        }
         temporary = self.directory / f"{TEMPORARY}{final.name}"
         temporary.mkdir()
         manifest = {}
-        for name, data in zip(FILES, contents, strict=True):
+        for name, data in contents.items():
             write_synced(temporary / name, data)
             manifest[name] = hashlib.sha256(data).hexdigest()
         write_synced(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
@@ -136,7 +139,7 @@ class Checkpoints:
             self._remove(self.path(old))
 
     def _newest(self) -> list[bytes]:
-        """Contents of `FILES` of the newest undamaged checkpoint; empty if there is no checkpoint at all."""
+        """Contents of the newest undamaged checkpoint; empty if there is no checkpoint at all."""
         steps = self.steps()
         for step in reversed(steps):
             path = self.path(step)
@@ -174,47 +177,65 @@ class Checkpoints:
 
 
 def read_files(path: Path) -> list[bytes]:
-    """Contents of `FILES` of one checkpoint, verified: right hashes, and safetensors that can be parsed."""
+    """State, shared tensors and devices' (or ranks') tensors of one checkpoint, verified by hash and parsed."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
-        files = [(path / name).read_bytes() for name in FILES]
-        for name, data in zip(FILES, files, strict=True):
+        names = (STATE, SHARED, DEVICES if DEVICES in manifest else RANKS)
+        files = [(path / name).read_bytes() for name in names]
+        for name, data in zip(names, files, strict=True):
             if manifest.get(name) != hashlib.sha256(data).hexdigest():
                 raise Damaged(f"{name} is not what was written")
         for data in files[1:]:
             safetensors.torch.load(data)
     except OSError as error:
         raise Damaged(f"{Path(error.filename or path).name}: {error.strerror}") from None
-    except (ValueError, AttributeError, SafetensorError):
+    except (ValueError, TypeError, AttributeError, SafetensorError):
         raise Damaged("its files cannot be parsed") from None
+    if json.loads(files[0]).get("format", 1) > FORMAT:
+        raise UserError(f"{path} was written by a later version of momentum2; use that one.")
     return files
+
+
+def parse_tensors(files: list[bytes]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Shared tensors and those with a row per device, from what `read_files` gives."""
+    state, shared, rest = json.loads(files[0]), *(safetensors.torch.load(data) for data in files[1:])
+    if "format" in state:
+        return shared, rest
+    # Version 0.1: each process has the statistics of its own device, and process 0's are those of device 0.
+    ranks = [
+        {name.removeprefix(f"rank{r}/"): t for name, t in rest.items() if name.startswith(f"rank{r}/")}
+        for r in range(state["world"])
+    ]
+    devices = {name: torch.stack([own[name] for own in ranks]) for name in ranks[0]}
+    return shared | ranks[0], devices
 
 
 def collect(
     method: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of a run by name, not copied: those equal on all processes, and this process's own.
+    """The tensors of a run by name: those of process 0 that count for all, and a row for each device here.
 
-    A process has its own normalisation statistics, that is, all buffers of a module with a `running_mean`.
-    Parameters, other buffers and the optimizer's state are equal on all processes.
+    Histories of batch statistics are the devices' own. All else is equal on all processes, or counts as process 0
+    has it: the running statistics of the other norms are device 0's.
     """
-    norms = {name for name, module in method.named_modules() if hasattr(module, "running_mean")}
-    parameters = dict(method.named_parameters())
-    shared: dict[str, Tensor] = {}
-    own: dict[str, Tensor] = {}
-    for name, tensor in method.state_dict().items():
-        is_own = name not in parameters and name.rpartition(".")[0] in norms
-        (own if is_own else shared)[f"method/{name}"] = tensor
-    for name, parameter in parameters.items():
+    shared = {f"method/{name}": tensor for name, tensor in method.state_dict().items()}
+    for name, parameter in method.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             if value is not None:  # such as the momentum of plain SGD, which has none
                 shared[f"optimizer/{name}/{key}"] = value
-    return shared, own
+    devices: dict[str, Tensor] = {}
+    for name, norm in _with_history(method):
+        devices[f"method/{name}.running_mean"], devices[f"method/{name}.running_var"] = norm.histories()
+    return shared, devices
+
+
+def _with_history(method: nn.Module) -> Iterator[tuple[str, MomentumBatchNorm]]:
+    return ((name, m) for name, m in method.named_modules() if isinstance(m, MomentumBatchNorm))
 
 
 def restore(method: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
     """Put a checkpoint back, strictly by name."""
-    saved = {**checkpoint.shared, **checkpoint.own}
+    saved = checkpoint.shared
     state = {name.removeprefix("method/"): t for name, t in saved.items() if name.startswith("method/")}
     differing = list(_differences(method.state_dict(), state))
     parameters = dict(method.named_parameters())
@@ -229,10 +250,22 @@ def restore(method: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Che
             if tensor.shape == parameter.shape:  # in the parameter's memory layout: sums keep their order
                 tensor = torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
             optimizer.state[parameter][key] = tensor.to(parameter.device)
+    rows: list[tuple[MomentumBatchNorm, list[Tensor]]] = []
+    for name, norm in _with_history(method):
+        keys = [f"method/{name}.running_mean", f"method/{name}.running_var"]
+        wanted = torch.Size((norm.devices * distributed.world_size(), norm.num_features))
+        found = [checkpoint.devices[key] for key in keys if key in checkpoint.devices]
+        if [tensor.shape for tensor in found] != [wanted, wanted]:
+            differing.append(f"{name} has no histories of {wanted[0]} devices")
+            continue
+        first = norm.devices * distributed.rank()
+        rows.append((norm, [tensor[first : first + norm.devices] for tensor in found]))
     if differing:
         shown = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
         raise UserError(f"The checkpoint of step {checkpoint.step} is of another network: {shown}.")
     method.load_state_dict(state)
+    for norm, (mean, var) in rows:
+        norm.set_histories(mean, var)
 
 
 def _differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Iterator[str]:

@@ -29,7 +29,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "train.steps": (1, math.inf),
     "train.batch_size": (2, math.inf),
     "train.accumulate": (1, math.inf),
-    "train.virtual_devices": (1, math.inf),
+    "train.devices": (1, math.inf),
     "train.checkpoint_every": (1, math.inf),
     "train.keep": (1, math.inf),
     "train.threads": (0, math.inf),

@@ -3,13 +3,11 @@
 import hashlib
 import json
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
 
-import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -18,7 +16,14 @@ from momentum2 import __version__, backbones
 from momentum2.arguments import config_from_file
 from momentum2.augment import ViewSpec, view_specs
 from momentum2.config import Config, Network, Stem, ViewsConfig
-from momentum2.engine.checkpoint import Checkpoints, Damaged, read_files, sync_directory, write_synced
+from momentum2.engine.checkpoint import (
+    Checkpoints,
+    Damaged,
+    parse_tensors,
+    read_files,
+    sync_directory,
+    write_synced,
+)
 from momentum2.engine.preprocess import Preprocess
 from momentum2.engine.run import CONFIG, ENCODER
 from momentum2.errors import UserError
@@ -228,17 +233,17 @@ def _from_newest_checkpoint(run: Path, network: Network | None) -> LoadedEncoder
 
 
 def _from_checkpoint(path: Path, network: Network | None) -> LoadedEncoder:
-    """The encoder in a checkpoint, with process 0's statistics where each process has its own."""
-    info, shared, ranks = read_files(path)
-    tensors = safetensors.torch.load(shared) | safetensors.torch.load(ranks)
+    """The encoder in a checkpoint, with device 0's statistics where each device has its own."""
+    files = read_files(path)
+    tensors, _ = parse_tensors(files)
     config = config_from_file(path.parent.parent / CONFIG)
     model = config.model
     for name, prefix in _PREFIXES:
-        full = re.compile(rf"(?:rank0/)?method/{re.escape(prefix)}(.*)")
-        state = {match[1]: tensor for key, tensor in tensors.items() if (match := full.fullmatch(key))}
+        full = f"method/{prefix}"
+        state = {key.removeprefix(full): t for key, t in tensors.items() if key.startswith(full)}
         if state and network in (None, name):
             encoder = _encoder(path, Architecture(model.backbone, model.stem, model.width), state)
-            card = EncoderCard.of_run(config, encoder.feature_dim, name, json.loads(info)["step"])
+            card = EncoderCard.of_run(config, encoder.feature_dim, name, json.loads(files[0])["step"])
             return LoadedEncoder(encoder, card)
     raise UserError(f"{path} has no {network}: method {config.method.name} trains none; leave --network out.")
 

@@ -7,8 +7,8 @@ from momentum2.engine.checks import check
 from momentum2.errors import UserError
 from momentum2.schedules import Schedule, scaled_lr, scaled_weight_momentum
 
-#: Which samples a norm's statistics come from when virtual devices (or processes) divide the batch.
-PER_DEVICE = frozenset({"split", "momentum", "shuffle"})
+#: The norms whose statistics are those of a device.
+PER_DEVICE = frozenset({"local", "momentum", "shuffle"})
 
 
 @dataclass(frozen=True)
@@ -20,29 +20,43 @@ class Plan:
     steps: int
     world: int
     micro_batch: int  # images in one forward of one process
-    devices: int  # virtual devices in that forward
+    devices: int  # of the algorithm
+    local_devices: int  # of them in this process
     schedule: Schedule
     student_bn: int | None  # samples that share BN statistics
     teacher_bn: int | None
 
 
+def has_teacher(config: Config) -> bool:
+    """Whether the method has a teacher."""
+    return config.method.name in ("byol", "moco")
+
+
+def per_device(config: Config) -> bool:
+    """Whether the number of devices decides what is computed: some norm has a device's own statistics."""
+    method = config.method
+    norms = {method.student_norm, method.teacher_norm} if has_teacher(config) else {method.student_norm}
+    return not method.freeze_encoder and bool(norms & PER_DEVICE)
+
+
 def resolve(config: Config, images: int, world: int = 1) -> Plan:
     """Resolve `config` for a data set of `images` images, or say in one sentence why it cannot be run."""
     train, method, optim = config.train, config.method, config.optim
-    batch, groups = train.batch_size, train.virtual_devices
+    batch = train.batch_size
     check(config)
-    parts = world * train.accumulate
-    if batch % (parts if groups == 1 else groups):
-        what = (
-            f"{world} process(es) × {train.accumulate} micro-batch(es)"
-            if groups == 1
-            else f"{groups} virtual devices"
-        )
-        raise UserError(f"--train.batch_size {batch} cannot be divided among {what}; choose a multiple.")
-    if groups > 1 and groups % parts:
+    devices = world
+    if per_device(config) and train.devices != "auto":
+        devices = train.devices
+        if devices % world:
+            divisors = ", ".join(str(w) for w in range(1, devices + 1) if devices % w == 0)
+            raise UserError(
+                f"--train.devices {devices} cannot be divided among {world} processes; start {divisors}."
+            )
+    if batch % (devices * train.accumulate):
+        what = f"{devices} device(s)" if per_device(config) else f"{world} process(es)"
         raise UserError(
-            f"--train.virtual_devices {groups} cannot be divided among {world} process(es) × {train.accumulate} "
-            "micro-batch(es); choose a multiple of their product."
+            f"--train.batch_size {batch} cannot be divided among {what} × {train.accumulate} micro-batch(es); "
+            f"choose a multiple of {devices * train.accumulate}."
         )
     if batch > images:
         raise UserError(
@@ -50,8 +64,8 @@ def resolve(config: Config, images: int, world: int = 1) -> Plan:
         )
     steps_per_epoch = images // batch
     steps = train.steps if train.steps is not None else train.epochs * steps_per_epoch
-    micro_batch, devices = batch // parts, max(1, groups // parts)
-    has_teacher = method.name in ("byol", "moco")
+    micro_batch = batch // train.accumulate  # over all processes
+    teacher = has_teacher(config)
     schedule = Schedule(
         K=steps,
         lr_base=scaled_lr(optim.lr, batch),
@@ -63,27 +77,28 @@ def resolve(config: Config, images: int, world: int = 1) -> Plan:
         alpha_fixed=None if method.alpha == "cosine" else method.alpha,
     )
 
-    def samples(norm: str) -> int:
-        if norm == "synced":
-            return micro_batch * world
-        return micro_batch // devices if norm in PER_DEVICE else micro_batch
+    def samples(norm: str) -> int | None:
+        return None if norm == "ema" else micro_batch // devices if norm in PER_DEVICE else micro_batch
 
-    for side, count in (("student", samples(method.student_norm)), ("teacher", samples(method.teacher_norm))):
-        if count < 2 and not method.freeze_encoder and (side == "student" or has_teacher):
+    student_bn = None if method.freeze_encoder else samples(method.student_norm)
+    teacher_bn = samples(method.teacher_norm) if teacher else None
+    for side, count in (("student", student_bn), ("teacher", teacher_bn)):
+        if count is not None and count < 2:
             raise UserError(
                 f"The {side}'s batch norm would see {count} sample; it needs at least 2: raise --train.batch_size or "
-                "lower --train.virtual_devices or --train.accumulate."
+                "lower --train.devices or --train.accumulate."
             )
     return Plan(
         images=images,
         steps_per_epoch=steps_per_epoch,
         steps=steps,
         world=world,
-        micro_batch=micro_batch,
+        micro_batch=micro_batch // world,
         devices=devices,
+        local_devices=devices // world,
         schedule=schedule,
-        student_bn=None if method.freeze_encoder else samples(method.student_norm),
-        teacher_bn=samples(method.teacher_norm) if has_teacher else None,
+        student_bn=student_bn,
+        teacher_bn=teacher_bn,
     )
 
 
@@ -102,11 +117,12 @@ def describe(config: Config, plan: Plan) -> list[tuple[str, str]]:
         ("backbone", f"{config.model.backbone}, {config.model.stem} stem, width {config.model.width:g}"),
         ("data", f"{plan.images:,} images ({config.data.name}) at {config.data.image_size} px"),
         ("steps", f"{K:,} of {train.batch_size} images ({K / plan.steps_per_epoch:.4g} epochs, {samples})"),
+        *([("devices", _devices(config, plan))] if per_device(config) else []),
         ("processes", f"{plan.world}, {train.accumulate} micro-batch(es) of {plan.micro_batch} each"),
         ("lr", f"peak {s.lr_base:.4g}, {over_time((s.lr(at[0]), s.lr(at[1]), s.lr(at[2])))}"),
         ("warm-up", f"{s.warmup:,} steps"),
     ]
-    if plan.teacher_bn is not None:
+    if has_teacher(config):
         lines.append(("m", over_time((s.m(at[0]), s.m(at[1]), s.m(at[2])))))
         if method.teacher_norm == "momentum":
             lines.append(("alpha", over_time((s.alpha(at[0]), s.alpha(at[1]), s.alpha(at[2])))))
@@ -114,4 +130,12 @@ def describe(config: Config, plan: Plan) -> list[tuple[str, str]]:
         lines.append(("student BN", f"{method.student_norm}, {plan.student_bn} samples"))
     if plan.teacher_bn is not None:
         lines.append(("teacher BN", f"{method.teacher_norm}, {plan.teacher_bn} samples"))
+    elif has_teacher(config):
+        lines.append(("teacher BN", f"{method.teacher_norm}, the student's running statistics"))
     return lines
+
+
+def _devices(config: Config, plan: Plan) -> str:
+    each = config.train.batch_size // (plan.devices * config.train.accumulate)
+    chosen = ", the number of processes of the first start" if config.train.devices == "auto" else ""
+    return f"{plan.devices} with {each} images of a micro-batch each{chosen}"

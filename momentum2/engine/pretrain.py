@@ -17,9 +17,9 @@ from momentum2.engine.checks import check
 from momentum2.engine.device import choose_device, keep_large_blocks
 from momentum2.engine.encoder import EncoderCard, save_encoder
 from momentum2.engine.job import Job
-from momentum2.engine.plan import Plan, describe, resolve
-from momentum2.engine.run import Resume, open_run
-from momentum2.engine.together import joined
+from momentum2.engine.plan import Plan, describe, per_device, resolve
+from momentum2.engine.run import Resume, devices_of, open_run
+from momentum2.engine.together import joined, on_first
 from momentum2.engine.train import fit
 from momentum2.errors import UserError
 from momentum2.methods import METHODS, Method
@@ -35,7 +35,7 @@ def build_method(config: Config, plan: Plan, classes: int) -> Method:
     encoder = backbones.build(config.model.backbone, config.model.stem, config.model.width)
     if config.model.weights:
         backbones.load_weights(encoder, config.model.weights)
-    return METHODS[config.method.name](config, plan.schedule, encoder, plan.devices, classes)
+    return METHODS[config.method.name](config, plan.schedule, encoder, plan.local_devices, classes)
 
 
 def pretrain(
@@ -58,7 +58,7 @@ def pretrain(
     check(config)
     device = choose_device(config.train.device)
     keep_large_blocks()
-    with joined(device), open_run(out, config, resume) as run:
+    with joined(device), open_run(out, config := with_devices(config, out), resume) as run:
         before = run.checkpoints.info()
         dataset = open_dataset(_as_before(config.data, before), seed=config.train.seed)
         if before.get("images", len(dataset)) != len(dataset):
@@ -84,6 +84,14 @@ def pretrain(
     return finished
 
 
+def with_devices(config: Config, out: Path) -> Config:
+    """`config` with the number of devices that `auto` stands for: those of the run in `out`, or the processes."""
+    if config.train.devices != "auto" or not per_device(config):
+        return config
+    found = on_first(lambda: [b"%d" % (devices_of(out) or distributed.world_size())])
+    return replace(config, train=replace(config.train, devices=int(found[0])))
+
+
 def make_job(
     config: Config,
     plan: Plan,
@@ -104,6 +112,7 @@ def make_job(
             batch_size=config.train.batch_size,
             start=start,
             stop=plan.steps,
+            accumulate=config.train.accumulate,
             rank=distributed.rank(),
             world=plan.world,
             device=device,

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,10 +16,12 @@ import torch
 import yaml
 from torch import nn
 
-from momentum2.config import MAY_CHANGE_ON_RESUME, TrainConfig
+from momentum2.config import MAY_CHANGE_ON_RESUME, Config, TrainConfig
 from momentum2.engine.checkpoint import Checkpoints, sync_directory, write_synced
+from momentum2.engine.plan import per_device
 from momentum2.engine.together import any_process, broadcast_bytes, group_device, on_first, raise_together
 from momentum2.errors import UserError
+from momentum2.spelling import inexact, translate
 
 CONFIG = "config.yaml"
 ENCODER = "encoder.safetensors"
@@ -65,7 +67,7 @@ def open_run(out: Path, config: RunConfig, resume: Resume) -> Iterator[Run]:
 
     Process 0 holds the lock of the directory and writes `config.yaml`. Nothing that exists is deleted.
     """
-    run = Run(out, Checkpoints(out / "checkpoints", config.train.keep, _config_hash(config)))
+    run = Run(out, Checkpoints(out / "checkpoints", config.train.keep, config_hash=""))
     exists = (out / CONFIG).exists()
     seen = torch.tensor(exists, dtype=torch.uint8, device=group_device())
     elsewhere = bool(any_process(seen)) and not exists
@@ -81,15 +83,14 @@ def open_run(out: Path, config: RunConfig, resume: Resume) -> Iterator[Run]:
                 out.mkdir(parents=True, exist_ok=True)
                 held.enter_context(_lock(out))
                 _check_resume(run, config, resume)
-                _write_config(out, config)
+                return [_write_config(run, config).encode()]
             except OSError as error:
                 raise UserError(
                     f"{out} cannot be written to ({error.strerror}); choose another --out."
                 ) from None
-            return []
 
-        on_first(prepare)
-        _check_same_settings(run)
+        run.checkpoints.config_hash = on_first(prepare)[0].decode()
+        _check_same_settings(config)
         yield run
 
 
@@ -130,37 +131,87 @@ def _check_resume(run: Run, config: RunConfig, resume: Resume) -> None:
 
 def check_config(out: Path, config: RunConfig) -> None:
     """Raise a `UserError` if the run in `out` has other settings that decide what is computed."""
-    settings = asdict(config)
-    try:
-        read = yaml.safe_load((out / CONFIG).read_text(encoding="utf-8"))
-        sections = all(
-            isinstance(read[name], dict) for name, value in settings.items() if isinstance(value, dict)
-        )
-    except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError):
-        sections = False
-    if not sections:
+    read = _read_config(out)
+    now = _flat(asdict(config))
+    if {name.split(".")[0] for name in now if "." in name} - {name.split(".")[0] for name in read}:
         raise UserError(f"{out / CONFIG} is not a config; choose another --out.")
-    before, now = _flat(read), _flat(settings)
+    defaults = _flat(asdict(type(config)()))
+    before = defaults | translate(read, defaults, _world(out))
     differing = [
         f"{name} was {before.get(name)}, now {now.get(name)}"
         for name in sorted(before.keys() | now.keys())
-        if before.get(name) != now.get(name) and not _may_change(name)
+        if before.get(name) != now.get(name) and not _may_change(name, config)
     ]
     if differing:
         raise UserError(
             f"{out} was started with other settings ({'; '.join(differing)}); use those, or another --out."
         )
+    state = _newest_state(out)
+    reason = inexact(read, int(state["world"])) if state and "format" not in state else None
+    if reason:
+        raise UserError(
+            f"{out} was started with an earlier version and cannot be resumed as it began ({reason}); choose "
+            "another --out."
+        )
 
 
-def _write_config(out: Path, config: RunConfig) -> None:
+def devices_of(out: Path) -> int | None:
+    """The number of devices of the run in `out`, which has a checkpoint; None if there is none yet."""
+    if not (out / CONFIG).exists() or _newest_state(out) is None:
+        return None
+    found = translate(_read_config(out), {}, _world(out)).get("train.devices")
+    return found if isinstance(found, int) else None
+
+
+def _world(out: Path) -> int | None:
+    """The number of processes that wrote the newest checkpoint; None if there is no checkpoint yet."""
+    state = _newest_state(out)
+    return int(state["world"]) if state else None
+
+
+def _newest_state(out: Path) -> dict[str, Any] | None:
+    """The `state.json` of the newest checkpoint that has one."""
+    checkpoints = Checkpoints(out / "checkpoints", keep=1, config_hash="")
+    for step in reversed(checkpoints.steps()):
+        try:
+            return dict(json.loads((checkpoints.path(step) / "state.json").read_bytes()))
+        except (OSError, ValueError, TypeError):
+            continue  # reported where the checkpoint itself is read
+    return None
+
+
+def _read_config(out: Path) -> dict[str, Any]:
+    """The settings in a run's `config.yaml` by dotted name, in the words of the version that began it."""
+    try:
+        read = yaml.safe_load((out / CONFIG).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        read = None
+    if not isinstance(read, dict) or not all(isinstance(name, str) for name in read):
+        raise UserError(f"{out / CONFIG} is not a config; choose another --out.")
+    return _flat(read)
+
+
+def _write_config(run: Run, config: RunConfig) -> str:
+    """Write `config.yaml`, and return the hash of the settings in it that decide what is computed.
+
+    A run that goes on keeps its file in the words of the version that began it, and so every checkpoint the hash
+    that it was written with; only settings that may change are brought up to date.
+    """
+    out, settings = run.directory, asdict(config)
+    if run.checkpoints.steps():
+        now = _flat(settings)
+        kept = _read_config(out)
+        flat = {n: now[n] if n in now and _may_change(n) else v for n, v in kept.items()}
+        settings = _nested(flat)
     temporary = out / f"{CONFIG}.tmp"
-    write_synced(temporary, yaml.safe_dump(asdict(config), sort_keys=False).encode())
+    write_synced(temporary, yaml.safe_dump(settings, sort_keys=False).encode())
     temporary.replace(out / CONFIG)
     sync_directory(out)
+    return _config_hash(_flat(settings))
 
 
-def _check_same_settings(run: Run) -> None:
-    mine = run.checkpoints.config_hash
+def _check_same_settings(config: RunConfig) -> None:
+    mine = _config_hash(_flat(asdict(config)))
     same = broadcast_bytes(mine.encode()).decode() == mine
     raise_together(
         None if same else "Not all processes were started with the same settings; use one command for all."
@@ -175,11 +226,26 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _may_change(name: str) -> bool:
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"train.seed": 0}` as `{"train": {"seed": 0}}`."""
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        *sections, last = name.split(".")
+        place = nested
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return nested
+
+
+def _may_change(name: str, config: RunConfig | None = None) -> bool:
+    """Whether a setting may be another when a run is resumed."""
+    if name == "train.devices" and config is not None:
+        return not (isinstance(config, Config) and per_device(config))  # it decides nothing there
     return name in MAY_CHANGE_ON_RESUME or name.split(".")[0] in MAY_CHANGE_ON_RESUME
 
 
-def _config_hash(config: RunConfig) -> str:
+def _config_hash(flat: Mapping[str, Any]) -> str:
     """Hash of the settings that decide what is computed."""
-    fixed = {name: value for name, value in _flat(asdict(config)).items() if not _may_change(name)}
+    fixed = {name: value for name, value in flat.items() if not _may_change(name)}
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()

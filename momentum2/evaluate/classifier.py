@@ -87,7 +87,7 @@ def train_classifier(
     plan = resolve(config, len(images), distributed.world_size())
     torch.manual_seed(derive(config.train.seed, "head"))
     encoder = copy.deepcopy(subject.encoder)
-    method = Supervised(config, plan.schedule, encoder, plan.devices, len(subject.labelled.class_names))
+    method = Supervised(config, plan.schedule, encoder, plan.local_devices, len(subject.labelled.class_names))
     if any(isinstance(m, nn.BatchNorm1d) for m in method.head.modules()):
         convert_norms(method.head, "synced")  # so that the number of processes makes no difference
     method.to(subject.device, memory_format=torch.channels_last)  # type: ignore[call-overload]

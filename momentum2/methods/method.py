@@ -10,7 +10,7 @@ from momentum2.backbones import Encoder
 from momentum2.config import Config, Network
 from momentum2.norms import convert_norms, momentum_norms
 from momentum2.schedules import Schedule
-from momentum2.teacher import MomentumTeacher
+from momentum2.teacher import MomentumTeacher, TeacherNorm
 
 
 class Output(NamedTuple):
@@ -73,14 +73,14 @@ class TeacherMethod(Method):
         method = config.method
         self.student = nn.Sequential(OrderedDict(encoder=f, projector=g))
         convert_norms(self.student, method.student_norm, devices, method.compat)
-        # Shuffling BN is a permutation around a teacher with per-device statistics.
-        norm = "split" if method.teacher_norm == "shuffle" else method.teacher_norm
+        # Shuffling BN is a permutation around a teacher with local statistics.
+        norm: TeacherNorm = "local" if method.teacher_norm == "shuffle" else method.teacher_norm
         self.teacher = MomentumTeacher(self.student, norm, method.history, devices, method.compat)
 
     def after_step(self, k: int) -> None:
         """ξ ← (1−m)ξ + mθ, and the commit of the statistics, with the α that `before_step` set."""
+        super().after_step(k)  # first: an EMA of the statistics follows the student's newest
         self.teacher.update(self.student, weight=self.schedule.m(k))
-        super().after_step(k)
 
     def encoders(self) -> dict[Network, Encoder]:
         return {"teacher": encoder_of(self.teacher.network), "student": encoder_of(self.student)}

@@ -57,7 +57,7 @@ class MoCo(TeacherMethod):
     @torch.no_grad()
     def after_step(self, k: int) -> None:
         super().after_step(k)
-        keys = distributed.gather(torch.cat(self.keys))  # in the order of the global batch
+        keys = torch.cat([distributed.gather(k) for k in self.keys])  # in the order of the global batch
         self.keys.clear()
         rows = (self.pointer + torch.arange(len(keys), device=keys.device)) % len(self.queue)
         self.queue[rows] = keys

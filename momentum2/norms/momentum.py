@@ -1,6 +1,7 @@
-"""Momentum BN: normalise by the batch's statistics blended with a frozen history."""
+"""Momentum BN: normalize by the batch's statistics blended with a frozen history."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,25 +16,30 @@ from momentum2.norms.base import PlainBatchNorm
 class MomentumBatchNorm(PlainBatchNorm):
     """Batch norm whose statistics are a moving average, for the teacher of a student–teacher pair.
 
-    In training mode a batch is normalised by `alpha · batch + (1 − alpha) · history` for mean and (biased)
-    variance. The history is frozen: a forward only adds the batch's statistics to what is pending, and
+    In training mode a device's samples are normalized by `alpha · batch + (1 − alpha) · history` for mean and
+    (biased) variance. The history is frozen: a forward only adds the batch's statistics to what is pending, and
     `commit()`, once per optimizer step, averages all that is pending (any number of views and micro-batches)
     and moves the history by the same rule. alpha = 1 is training-mode batch norm, alpha = 0 evaluation mode.
-    In evaluation mode it is plain batch norm on the history and records nothing.
+    Before the first commit there is no history: a forward normalizes as with alpha = 1, and the first commit
+    takes the statistics as they are. In evaluation mode it is plain batch norm on the history and records
+    nothing.
 
-    The state dict has plain batch norm's keys: the history is `running_mean` and `running_var`, and
-    `num_batches_tracked` counts commits. At 0 there is no history yet, so the first commit replaces it.
+    The state dict has plain batch norm's keys: the first device's history is `running_mean` and
+    `running_var`, and `num_batches_tracked` counts commits, 0 where there is no history. Loading a state dict
+    gives its history to every device; `histories` and `set_histories` are for all of them.
 
     Args:
         num_features: c of an input (n, c, ...) of 2 to 5 dimensions.
         eps: Added to the variance.
         affine: Learn a weight and a bias per channel.
-        devices: Virtual devices: each n/devices consecutive samples have statistics of their own; the history
-            is shared and takes their mean.
+        devices: k, the devices whose samples come in one batch: each n/k consecutive samples have statistics
+            and a history of their own.
         compat: "official" multiplies the variance by (n/(n−1))², as the authors' released code does.
     """
 
     _alpha: Tensor
+    _more_mean: Tensor
+    _more_var: Tensor
     _pending_mean: Tensor
     _pending_var: Tensor
     _pending_count: Tensor
@@ -49,10 +55,13 @@ class MomentumBatchNorm(PlainBatchNorm):
         super().__init__(num_features, eps, momentum=None, affine=affine)
         self.devices = devices
         self.compat = compat
-        # Not in the state dict: between two optimizer steps nothing is pending, and alpha is handed in.
+        # Not in the state dict: its keys are plain batch norm's. Not views of one (k, c) buffer either:
+        # `.to()` would part them. Between two optimizer steps nothing is pending, and alpha is handed in.
+        self.register_buffer("_more_mean", torch.zeros(devices - 1, num_features), persistent=False)
+        self.register_buffer("_more_var", torch.ones(devices - 1, num_features), persistent=False)
         self.register_buffer("_alpha", torch.ones(()), persistent=False)
-        self.register_buffer("_pending_mean", torch.zeros(num_features), persistent=False)
-        self.register_buffer("_pending_var", torch.zeros(num_features), persistent=False)
+        self.register_buffer("_pending_mean", torch.zeros(devices, num_features), persistent=False)
+        self.register_buffer("_pending_var", torch.zeros(devices, num_features), persistent=False)
         self.register_buffer("_pending_count", torch.zeros(()), persistent=False)
 
     @property
@@ -66,6 +75,22 @@ class MomentumBatchNorm(PlainBatchNorm):
             raise UserError(f"alpha is the weight of the current batch, between 0 and 1, not {value}.")
         self._alpha.fill_(value)
 
+    def histories(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of every device's history, (k, c) each; views of the state where k is 1."""
+        if self.devices == 1:
+            return self.running_mean[None], self.running_var[None]
+        mean = torch.cat([self.running_mean[None], self._more_mean])
+        return mean, torch.cat([self.running_var[None], self._more_var])
+
+    @torch.no_grad()
+    def set_histories(self, mean: Tensor, var: Tensor) -> None:
+        """Give every device its history: (k, c) each, or (1, c) for all the same."""
+        mean, var = (t.expand(self.devices, -1) for t in (mean, var))
+        self.running_mean.copy_(mean[0])
+        self.running_var.copy_(var[0])
+        self._more_mean.copy_(mean[1:])
+        self._more_var.copy_(var[1:])
+
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
         if not self.training:
@@ -75,21 +100,25 @@ class MomentumBatchNorm(PlainBatchNorm):
         return batch_norm(input, self.weight, self.bias, self.eps, self._statistics, self.devices)
 
     def _statistics(self, mean: Tensor, var: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """alpha · batch + (1 − alpha) · history, (devices, c) each; and the batch becomes pending."""
+        """alpha · batch + (1 − alpha) · history, (k, c) each; and the batch becomes pending."""
         if self.compat == "official":
             var = var * (n / max(n - 1, 1)) ** 2
         # An overflown variance would blend to NaN (inf − inf) where plain batch norm stays finite.
         var = var.clamp(max=torch.finfo(var.dtype).max)
         # `add_`, not `+=`: that would go through Module.__setattr__, a quarter of this method's time.
-        self._pending_mean.add_(mean.detach().mean(0) if self.devices > 1 else mean.detach()[0])
-        self._pending_var.add_(var.detach().mean(0) if self.devices > 1 else var.detach()[0])
+        self._pending_mean.add_(mean.detach())
+        self._pending_var.add_(var.detach())
         self._pending_count.add_(1)
-        alpha = self._alpha.to(mean.dtype)
-        mean = self.running_mean.to(mean.dtype).lerp(mean, alpha)
-        return mean, self.running_var.to(var.dtype).lerp(var, alpha)
+        alpha = self._alpha_or_one().to(mean.dtype)
+        old_mean, old_var = self.histories()
+        return old_mean.to(mean.dtype).lerp(mean, alpha), old_var.to(var.dtype).lerp(var, alpha)
+
+    def _alpha_or_one(self) -> Tensor:
+        """alpha, or 1 before the first commit. Not `where`, which copies a number to the device and waits."""
+        return self._alpha.masked_fill(self.num_batches_tracked == 0, 1.0)
 
     def pending(self) -> tuple[Tensor, Tensor]:
-        """The mean of the statistics seen since the last commit, (c,) each; zeros if there were none."""
+        """Each device's mean of the statistics seen since the last commit, (k, c) each; zeros if none were."""
         count = self._pending_count.clamp(min=1)
         return self._pending_mean / count, (self._pending_var / count).clamp(max=torch.finfo(count.dtype).max)
 
@@ -99,20 +128,26 @@ class MomentumBatchNorm(PlainBatchNorm):
 
     @torch.no_grad()
     def commit(self) -> None:
-        """Move the history to `alpha · pending + (1 − alpha) · history`, and begin to gather anew.
+        """Move the histories to `alpha · pending + (1 − alpha) · history`, and begin to gather again.
 
         Changes nothing when nothing is pending. Never waits for the device.
         """
         some = self.has_pending()
         mean, var = self.pending()
-        # Not `where`, which copies a number to the device and waits for it.
-        alpha = self._alpha.masked_fill(self.num_batches_tracked == 0, 1.0).masked_fill_(~some, 0.0)
-        self.running_mean.lerp_(mean, alpha)
-        self.running_var.lerp_(var, alpha)
+        alpha = self._alpha_or_one().masked_fill_(~some, 0.0)
+        self.running_mean.lerp_(mean[0], alpha)
+        self.running_var.lerp_(var[0], alpha)
+        if self.devices > 1:
+            self._more_mean.lerp_(mean[1:], alpha)
+            self._more_var.lerp_(var[1:], alpha)
         self.num_batches_tracked.add_(some)
         self._pending_mean.zero_()
         self._pending_var.zero_()
         self._pending_count.zero_()
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self.set_histories(self.running_mean[None], self.running_var[None])
 
     def extra_repr(self) -> str:
         return (

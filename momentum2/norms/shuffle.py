@@ -9,10 +9,10 @@ from momentum2 import distributed
 
 
 def shuffled(encoder: Callable[[Tensor], Tensor], x: Tensor, order: Tensor | torch.Generator) -> Tensor:
-    """Encode `x` with its samples dealt anew over processes and virtual devices; the result is in x's order.
+    """Encode `x` with the samples of all processes dealt out in another order; the result is in x's order.
 
-    A batch norm inside sees a random part of the global batch, so that its statistics do not tell which query
-    a key belongs to. The virtual devices are those of the encoder's own norms (SplitBatchNorm).
+    A local batch norm inside sees a random part of the global batch, so that its statistics do not tell which
+    query a key belongs to. The devices are those of the encoder's own norms (LocalBatchNorm).
 
     Args:
         encoder: (n, ...) -> (n, ...), sample by sample apart from its norms.

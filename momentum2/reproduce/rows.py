@@ -12,6 +12,9 @@ Flags = Mapping[str, object]  # overrides, by the names of the config's fields
 Numbers = Mapping[str, float]  # by column: {"top-1": 88.18, "seconds": 0.25}
 
 
+_OLD = {"devices": "virtual_devices", "local": "split"}
+
+
 @dataclass(frozen=True)
 class Pretraining:
     """A run of `momentum2 pretrain`. Rows whose changes are the same share it, whatever their table.
@@ -28,8 +31,12 @@ class Pretraining:
 
     @property
     def name(self) -> str:
-        """What distinguishes it, such as `cifar10-cpu student_norm=synced teacher_norm=momentum`."""
-        return " ".join([self.recipe, *(f"{k.split('.')[-1]}={_word(v)}" for k, v in self.changes.items())])
+        """What distinguishes it, such as `cifar10-cpu student_norm=synced teacher_norm=momentum`.
+
+        In the words of version 0.1, so that what was finished then is not run again.
+        """
+        words = {k.split(".")[-1]: _word(v) for k, v in self.changes.items()}
+        return " ".join([self.recipe, *(f"{_OLD.get(k, k)}={_OLD.get(v, v)}" for k, v in words.items())])
 
     @property
     def epochs(self) -> int:

@@ -77,8 +77,8 @@ class Work:
         return row.evaluation.command(run, detector, seed, floors, self.detection_root)
 
     def nodes(self, run: Pretraining) -> int:
-        """Machines of 8 GPUs that give each of its (virtual) devices a GPU of its own, as in the paper."""
-        devices = run.changes.get("train.virtual_devices", find(run.recipe).config.train.virtual_devices)
+        """Machines of 8 GPUs that give each of its devices a GPU of its own, as in the paper."""
+        devices = run.changes.get("train.devices", find(run.recipe).config.train.devices)
         return math.ceil(int(str(devices)) / 8)
 
     def start(self, nodes: int) -> list[str]:

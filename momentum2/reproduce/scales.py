@@ -1,6 +1,7 @@
 """What every row of a scale starts from: `smoke` (minutes), `cifar` (two CPU cores) or `paper` (a cluster)."""
 
 from dataclasses import dataclass
+from typing import cast
 
 from momentum2.recipes import find
 from momentum2.reproduce.rows import Evaluation, Flags, Pretraining, Scale
@@ -15,7 +16,7 @@ class Base:
         recipe: The recipe.
         flags: What is changed in it.
         batch: Images per step.
-        samples: Images per (virtual) device.
+        samples: Images per device.
         epochs: Length.
     """
 
@@ -49,7 +50,7 @@ class Base:
 
 def size_flags(batch: int, samples: int) -> Flags:
     """The flags for a batch of devices with so many samples each."""
-    return {"train.batch_size": batch, "train.virtual_devices": batch // samples}
+    return {"train.batch_size": batch, "train.devices": batch // samples}
 
 
 def norms(student: str, teacher: str) -> Flags:
@@ -59,7 +60,7 @@ def norms(student: str, teacher: str) -> Flags:
 
 #: One network and one set of views for all rows of the small scales, each row on one core.
 _SMALL: Flags = {
-    "method.student_norm": "split",
+    "method.student_norm": "local",
     "method.reference_batch": 64,
     "optim.lr": 0.1,
     "optim.warmup_epochs": 0.1,
@@ -76,7 +77,7 @@ def base(scale: Scale, paper_recipe: str, epochs: int | None = None) -> Base:
     """
     if scale == "paper":
         train = find(paper_recipe).config.train
-        samples = train.batch_size // train.virtual_devices
+        samples = train.batch_size // cast(int, train.devices)
         return Base(scale, paper_recipe, {}, train.batch_size, samples, epochs or train.epochs)
     flags = {**_SMALL, **size_flags(64, 4)}
     if scale == "smoke":

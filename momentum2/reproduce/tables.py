@@ -27,13 +27,13 @@ def _row(
 
 def bn_statistics(scale: Scale, epochs: int | None = None) -> Table:
     b = base(scale, "stl10", epochs)
-    names = {"synced": "Synced BN", "split": "BN", "momentum": "Momentum BN"}
+    names = {"synced": "Synced BN", "local": "BN", "momentum": "Momentum BN"}
     published = {
         ("synced", "synced"): (88.06, 1.1),
-        ("split", "synced"): (87.80, 0.39),
-        ("synced", "split"): (87.12, 0.49),
-        ("split", "split"): (84.16, 0.24),
-        ("split", "momentum"): (88.18, 0.25),
+        ("local", "synced"): (87.80, 0.39),
+        ("synced", "local"): (87.12, 0.49),
+        ("local", "local"): (84.16, 0.24),
+        ("local", "momentum"): (88.18, 0.25),
         ("synced", "momentum"): (88.25, 0.50),
     }
     rows = [
@@ -61,13 +61,13 @@ def byol_vs_m2(scale: Scale, epochs: int | None = None) -> Table:
             _row(
                 b, "byol-synced", f"BYOL, synced BN ({b.batch})", norms("synced", "synced"), 72.5, 5.25, 87.6
             ),
-            _row(b, "byol", f"BYOL, BN ({b.samples})", norms("split", "split"), 61.5, 0.6, 84.6),
-            _row(b, "m2", f"Momentum² Teacher ({b.samples})", norms("split", "momentum"), 72.0, 0.6, 90.6),
+            _row(b, "byol", f"BYOL, BN ({b.samples})", norms("local", "local"), 61.5, 0.6, 84.6),
+            _row(b, "m2", f"Momentum² Teacher ({b.samples})", norms("local", "momentum"), 72.0, 0.6, 90.6),
             _row(
                 b,
                 "m2-large",
                 f"Momentum² Teacher ({large})",
-                {**norms("split", "momentum"), **b.size(large)},
+                {**norms("local", "momentum"), **b.size(large)},
                 72.9,
                 top5=90.6,
             ),
@@ -85,8 +85,8 @@ def moco(scale: Scale, epochs: int | None = None) -> Table:
         "MoCo v2 with shuffling BN and with Momentum BN",
         "Can Momentum BN take the place of shuffling?",
         (
-            _row(b, "shuffle", "shuffling BN", {**extra, **norms("split", "shuffle")}, 66.8, 0.65, 87.6),
-            _row(b, "momentum", "Momentum BN", {**extra, **norms("split", "momentum")}, 67.8, 0.35, 88.0),
+            _row(b, "shuffle", "shuffling BN", {**extra, **norms("local", "shuffle")}, 66.8, 0.65, 87.6),
+            _row(b, "momentum", "Momentum BN", {**extra, **norms("local", "momentum")}, 67.8, 0.35, 88.0),
         ),
         _WITH_TOP5,
     )
@@ -96,14 +96,14 @@ def bn_batch_size(scale: Scale, epochs: int | None = None) -> Table:
     b = base(scale, "imagenet-128gpu", epochs)
     ours = {16: 68.3, 32: 72.0, 48: 72.5, 64: 72.6, 128: 72.9}
     byol = {64: 59.7, 128: 69.6, 256: 71.8, 512: 72.2}
-    sizes: dict[str, dict[int, float | None]] = {"split": {**byol}, "momentum": {**ours}}
+    sizes: dict[str, dict[int, float | None]] = {"local": {**byol}, "momentum": {**ours}}
     if b.small:
         sizes = {teacher: dict.fromkeys((4, 8, 16, 32)) for teacher in sizes}
 
     def row(key: str, label: str, teacher: str, samples: int, top1: float | None) -> Row:
         # The paper's devices stay 128, with more samples each; BYOL's numbers are of one batch, divided.
         size = b.size(samples) if teacher == "momentum" else size_flags(b.batch, samples)
-        flags = {**norms("split", teacher), **size}
+        flags = {**norms("local", teacher), **size}
         return _row(b, f"{key}-{samples}", f"{label}, BN over {samples}", flags, top1)
 
     return Table(
@@ -112,7 +112,7 @@ def bn_batch_size(scale: Scale, epochs: int | None = None) -> Table:
         "Samples per BN",
         "How few samples can share BN statistics?",
         (
-            *(row("byol", "BYOL", "split", n, top1) for n, top1 in sizes["split"].items()),
+            *(row("byol", "BYOL", "local", n, top1) for n, top1 in sizes["local"].items()),
             *(row("m2", "Momentum² Teacher", "momentum", n, top1) for n, top1 in sizes["momentum"].items()),
         ),
     )

@@ -121,7 +121,7 @@ def _initialisations(b: Base, epochs: int | None) -> dict[str, tuple[str, Pretra
     return {
         "random": ("random init.", ours),
         "supervised": ("supervised", base("paper", "supervised", epochs).pretraining({})),
-        "moco": ("MoCo", base("paper", "moco-v2", epochs).pretraining(norms("split", "shuffle"))),
+        "moco": ("MoCo", base("paper", "moco-v2", epochs).pretraining(norms("local", "shuffle"))),
         "byol": ("BYOL", b.pretraining(norms("synced", "synced"))),
         "m2": ("ours", ours),
     }

@@ -58,8 +58,8 @@ def queue() -> dict[str, Tensor]:
     start = method.queue.clone()
     for k in range(STEPS):
         method.before_step(k)
-        for micro in part(images[k]).chunk(MICRO_BATCHES):
-            method([-micro, micro], None)
+        for micro in images[k].chunk(MICRO_BATCHES):
+            method([-part(micro), part(micro)], None)
         method.after_step(k)
     return {"start": start, "keys": torch.cat(keys), "queue": method.queue, "pointer": method.pointer}
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from momentum2.engine.checkpoint import Checkpoint, Checkpoints, collect, restore
 from momentum2.errors import UserError
+from momentum2.norms import convert_norms
 
-FILES = ("state.json", "shared.safetensors", "ranks.safetensors", "manifest.json")
+FILES = ("state.json", "shared.safetensors", "devices.safetensors", "manifest.json")
 
 
 def state(value: int) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, int]]:
@@ -42,7 +43,7 @@ def test_round_trip(saved: Checkpoints):
     assert found is not None
     assert (found.step, found.info) == (20, {"threads": 1})
     assert torch.equal(found.shared["w"], torch.full((3, 2), 20.0))
-    assert torch.equal(found.own["mean"], torch.tensor([20.0]))
+    assert torch.equal(found.devices["mean"], torch.tensor([20.0]))
 
 
 def test_none_yet(checkpoints: Checkpoints):
@@ -99,7 +100,7 @@ def test_a_damaged_one_is_replaced_and_never_counts_as_kept(saved: Checkpoints):
     found = saved.load()
     assert found is not None
     assert found.step == 20
-    assert torch.equal(found.own["mean"], torch.tensor([21.0]))
+    assert torch.equal(found.devices["mean"], torch.tensor([21.0]))
     assert saved.steps() == [15, 20]
 
 
@@ -274,13 +275,16 @@ def trained(steps: int) -> tuple[Network, torch.optim.Optimizer]:
     return network, optimizer
 
 
-def test_what_is_shared_and_what_is_own():
-    shared, own = collect(*trained(1))
-    assert own.keys() == {
-        f"method/body.1.{n}" for n in ("running_mean", "running_var", "num_batches_tracked")
+def test_what_is_shared_and_what_is_the_devices():
+    network, optimizer = trained(1)
+    shared, devices = collect(network, optimizer)
+    assert devices == {}
+    assert {"method/queue", "method/body.1.weight", "method/body.1.running_mean"} <= shared.keys()
+    convert_norms(network, "momentum", devices=2)
+    _, devices = collect(network, optimizer)
+    assert {name: t.shape for name, t in devices.items()} == {
+        f"method/body.1.{n}": (2, 4) for n in ("running_mean", "running_var")
     }
-    assert "method/queue" in shared
-    assert "method/body.1.weight" in shared
     assert "optimizer/body.0.weight/momentum_buffer" in shared
 
 
@@ -308,10 +312,15 @@ def test_restore_says_what_does_not_match():
     shared, own = collect(network, optimizer)
     shared["method/queue"] = torch.zeros(6)
     shared["method/extra"] = torch.zeros(1)
-    del own["method/body.1.running_var"]
+    del shared["method/body.1.running_var"]
     with pytest.raises(UserError) as error:
         restore(network, optimizer, Checkpoint(7, shared, own, {}))
     assert str(error.value) == (
         "The checkpoint of step 7 is of another network: body.1.running_var is missing, extra is unknown, "
         "queue is float32[6] instead of float32[5]."
     )
+    convert_norms(network, "momentum", devices=2)
+    shared, devices = collect(network, optimizer)
+    convert_norms(network, "momentum", devices=3)
+    with pytest.raises(UserError, match=r"body\.1 has no histories of 3 devices"):
+        restore(network, optimizer, Checkpoint(7, shared, devices, {}))

@@ -105,7 +105,7 @@ def test_damaged_checkpoints_are_passed_over(tmp_path: Path, caplog: pytest.LogC
     assert "step-00000006 is damaged" in caplog.text
     with pytest.raises(UserError, match="step-00000006 is damaged"):
         load_encoder(tmp_path / "checkpoints" / "step-00000006")
-    flip(tmp_path / "checkpoints" / "step-00000003" / "ranks.safetensors")
+    flip(tmp_path / "checkpoints" / "step-00000003" / "devices.safetensors")
     with pytest.raises(UserError, match="nor an undamaged checkpoint"):
         load_encoder(tmp_path)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from momentum2.config import Config, MethodConfig, TrainConfig
-from momentum2.engine.plan import describe, resolve
+from momentum2.engine.plan import describe, per_device, resolve
 from momentum2.errors import UserError
 from momentum2.recipes import RECIPES, find
 
@@ -43,7 +43,8 @@ def test_single_machine_scales_lr_and_m_together():
 
 def test_cluster_recipes():
     m2 = resolve(find("imagenet-128gpu").config, IMAGENET, world=128)
-    assert (m2.micro_batch, m2.devices, m2.student_bn, m2.teacher_bn) == (32, 1, 32, 32)
+    assert (m2.micro_batch, m2.devices, m2.local_devices) == (32, 128, 1)
+    assert (m2.student_bn, m2.teacher_bn) == (32, 32)
     assert m2.schedule.lr_base == pytest.approx(0.3 * 16)
     byol = resolve(find("byol").config, IMAGENET, world=128)
     assert (byol.student_bn, byol.teacher_bn) == (4096, 4096)
@@ -54,12 +55,24 @@ def test_cluster_recipes():
 
 
 @pytest.mark.parametrize(("world", "accumulate"), [(1, 1), (4, 1), (1, 4), (2, 4)])
-def test_virtual_devices_belong_to_the_global_batch(world: int, accumulate: int):
-    """The samples that share statistics do not depend on processes or micro-batches."""
-    train = TrainConfig(batch_size=256, virtual_devices=8, accumulate=accumulate)
-    plan = resolve(Config(method=MethodConfig(student_norm="split"), train=train), 10_000, world)
-    assert plan.student_bn == 32
+@pytest.mark.parametrize(
+    ("student", "teacher", "samples"),
+    [("local", "momentum", 32), ("synced", "synced", 256), ("local", "ema", 32)],
+)
+def test_devices_decide_and_processes_do_not(student, teacher, samples, world: int, accumulate: int):
+    train = TrainConfig(batch_size=256, devices=8, accumulate=accumulate)
+    plan = resolve(Config(method=MethodConfig("byol", student, teacher), train=train), 10_000, world)
+    assert plan.student_bn == samples // accumulate
+    assert plan.teacher_bn == (None if teacher == "ema" else samples // accumulate)
     assert plan.micro_batch == 256 // (world * accumulate)
+    assert plan.local_devices * world == (
+        8 if per_device(Config(method=MethodConfig("byol", student, teacher))) else world
+    )
+
+
+def test_auto_is_the_number_of_processes():
+    plan = resolve(Config(train=TrainConfig(batch_size=64)), 10_000, world=4)
+    assert (plan.devices, plan.local_devices, plan.student_bn) == (4, 1, 16)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +80,8 @@ def test_virtual_devices_belong_to_the_global_batch(world: int, accumulate: int)
     [
         (MethodConfig(), TrainConfig(batch_size=100_000), "fewer than one batch"),
         (MethodConfig(), TrainConfig(batch_size=255, accumulate=2), "cannot be divided"),
-        (MethodConfig(), TrainConfig(virtual_devices=4, accumulate=8), "multiple of their product"),
+        (MethodConfig(), TrainConfig(batch_size=256, devices=5), "choose a multiple of 5"),
+        (MethodConfig(), TrainConfig(batch_size=256, devices=128, accumulate=2), "would see 1 sample"),
         (MethodConfig(), TrainConfig(epochs=0), "train.epochs must be at least 1"),
         (MethodConfig("moco", queue_size=8), TrainConfig(), "queue_size must be at least the batch size"),
     ],
@@ -75,3 +89,10 @@ def test_virtual_devices_belong_to_the_global_batch(world: int, accumulate: int)
 def test_refusals(method: MethodConfig, train: TrainConfig, says: str):
     with pytest.raises(UserError, match=says):
         resolve(Config(method=method, train=train), 10_000)
+
+
+def test_devices_that_processes_cannot_share_are_refused_where_they_matter():
+    with pytest.raises(UserError, match="4 cannot be divided among 3 processes; start 1, 2, 4"):
+        resolve(Config(train=TrainConfig(batch_size=96, devices=4)), 10_000, world=3)
+    synced = MethodConfig("byol", "synced", "synced")
+    assert resolve(Config(method=synced, train=TrainConfig(batch_size=96, devices=4)), 10_000, world=3)

@@ -174,7 +174,7 @@ def test_a_collapse_is_noticed_while_it_happens(tmp_path: Path, monkeypatch, met
     """Without a predictor, and with a teacher that is the student, a constant output is the optimum."""
     monkeypatch.setitem(METHODS, "byol", method)
     config = Config(
-        method=MethodConfig(teacher_norm="batch", weight_momentum=1.0, reference_batch=16),
+        method=MethodConfig(teacher_norm="local", weight_momentum=1.0, reference_batch=16),
         model=ModelConfig("resnet18", "small", 0.125, projector_hidden=32, projector_out=16),
         data=DataConfig("shapes", train_size=64, image_size=16, cache_dir=str(tmp_path)),
         eval_data=DataConfig("none"),

@@ -207,7 +207,7 @@ def test_moco_shuffles_by_the_step():
         method(views(n=8), None)
         return method.keys[0]
 
-    plain = make("moco", devices=2, teacher_norm="split", queue_size=16)
+    plain = make("moco", devices=2, teacher_norm="local", queue_size=16)
     plain.before_step(5)
     plain(views(n=8), None)
     assert torch.equal(keys(5), keys(5))

@@ -7,14 +7,13 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from momentum2 import MomentumBatchNorm, SplitBatchNorm, SyncedBatchNorm, convert_norms
+import momentum2
+from momentum2 import LocalBatchNorm, MomentumBatchNorm, SyncedBatchNorm, convert_norms
 from momentum2._torchvision import torchvision
 from momentum2.errors import UserError
-from momentum2.norms import PlainBatchNorm
 
 CLASSES = {
-    "batch": PlainBatchNorm,
-    "split": SplitBatchNorm,
+    "local": LocalBatchNorm,
     "synced": SyncedBatchNorm,
     "momentum": MomentumBatchNorm,
 }
@@ -93,10 +92,7 @@ def test_any_kind_becomes_any_other(old, new):
     for key, value in net.state_dict().items():
         assert torch.equal(value, state[key])
     assert list(net.state_dict()) == list(state)
-    torchs = old == new == "batch"
-    assert [type(m) for m in norms(net)] == (
-        [nn.BatchNorm2d, nn.BatchNorm1d] if torchs else [CLASSES[new]] * 2
-    )
+    assert [type(m) for m in norms(net)] == [CLASSES[new]] * 2
     assert [m.eps for m in norms(net)] == [1e-3, 1e-5]
     if new != "momentum" and old != "momentum":
         assert [m.momentum for m in norms(net)] == [0.3, 0.1]
@@ -125,15 +121,32 @@ def test_keeps_parameters_device_dtype_and_flags():
 def test_a_norm_used_twice_stays_one():
     shared = nn.BatchNorm1d(3)
     net = nn.ModuleDict({"a": nn.Sequential(shared), "b": shared})
-    assert convert_norms(net, "split", devices=2) == 1
+    assert convert_norms(net, "local", devices=2) == 1
     assert net["b"] is net["a"][0]
-    assert type(net["b"]) is SplitBatchNorm
+    assert type(net["b"]) is LocalBatchNorm
 
 
 def test_torchs_synced_norm_is_converted():
     net = nn.Sequential(nn.SyncBatchNorm(3))
-    assert convert_norms(net, "batch") == 1
-    assert type(net[0]) is PlainBatchNorm
+    assert convert_norms(net, "local") == 1
+    assert type(net[0]) is LocalBatchNorm
+
+
+def test_local_norms_of_one_device_are_torchs_own():
+    net = small()
+    before = norms(net)
+    convert_norms(net, "local")
+    assert norms(net) == before
+
+
+@pytest.mark.parametrize(("old", "devices"), [("batch", 1), ("split", 2)])
+def test_old_names_are_accepted_with_a_warning(old, devices):
+    net = nn.Sequential(nn.SyncBatchNorm(3))
+    with pytest.warns(FutureWarning, match=f'"{old}" is now called "local"'):
+        convert_norms(net, old, devices=2)
+    assert net[0].devices == devices
+    with pytest.warns(FutureWarning, match="LocalBatchNorm"):
+        assert momentum2.SplitBatchNorm is LocalBatchNorm
 
 
 def test_trained_statistics_are_history_and_fresh_ones_are_not():
@@ -174,5 +187,5 @@ def test_what_cannot_be_converted_is_refused(module, message):
 
 
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(UserError, match="'ghost'; choose batch, split, synced or momentum"):
+    with pytest.raises(UserError, match="'ghost'; choose local, synced or momentum"):
         convert_norms(small(), "ghost")

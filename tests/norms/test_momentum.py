@@ -27,6 +27,7 @@ def filled(norm, seed=0):
         norm.running_mean.copy_(torch.randn(C, generator=g))
         norm.running_var.copy_(torch.rand(C, generator=g) + 0.5)
         norm.num_batches_tracked.fill_(3)
+        norm.set_histories(norm.running_mean[None], norm.running_var[None])
     return norm
 
 
@@ -168,16 +169,36 @@ def test_evaluation_mode_is_plain_batch_norm_and_records_nothing():
     assert not norm.has_pending()
 
 
-def test_virtual_devices_have_their_own_statistics_and_one_history():
-    whole, split = filled(MomentumBatchNorm(C)), filled(MomentumBatchNorm(C, devices=3))
-    whole.alpha = split.alpha = 0.3
-    x = batch((12, C, 3, 3))
-    with torch.no_grad():
-        expected = torch.cat([whole(part) for part in x.chunk(3)])
-        torch.testing.assert_close(split(x), expected, rtol=0, atol=2e-6)
-    whole.commit(), split.commit()
-    torch.testing.assert_close(split.running_mean, whole.running_mean)
-    torch.testing.assert_close(split.running_var, whole.running_var)
+def test_every_device_has_statistics_and_a_history_of_its_own():
+    together, apart = (
+        filled(MomentumBatchNorm(C, devices=3)),
+        [filled(MomentumBatchNorm(C)) for _ in range(3)],
+    )
+    for seed in range(3):
+        x, y = batch((12, C, 3, 3), seed=seed), batch((12, C, 3, 3), seed=10 + seed)
+        for norm in (together, *apart):
+            norm.alpha = 0.3
+        with torch.no_grad():
+            for view in (x, y):
+                expected = torch.cat([norm(part) for norm, part in zip(apart, view.chunk(3), strict=True)])
+                torch.testing.assert_close(together(view), expected, rtol=0, atol=2e-6)
+        for norm in (together, *apart):
+            norm.commit()
+        means, variances = together.histories()
+        torch.testing.assert_close(means, torch.stack([norm.running_mean for norm in apart]))
+        torch.testing.assert_close(variances, torch.stack([norm.running_var for norm in apart]))
+    assert torch.equal(together.running_mean, means[0])  # plain keys: the first device's
+
+
+def test_a_state_dict_gives_its_history_to_every_device_and_rows_come_back():
+    norm = MomentumBatchNorm(C, devices=3)
+    plain = filled(MomentumBatchNorm(C))
+    norm.load_state_dict(plain.state_dict())
+    assert torch.equal(norm.histories()[0], plain.running_mean.expand(3, C))
+    rows = torch.arange(3.0 * C).view(3, C), torch.ones(3, C)
+    norm.set_histories(*rows)
+    assert all(torch.equal(a, b) for a, b in zip(norm.histories(), rows, strict=True))
+    assert torch.equal(copy.deepcopy(norm).double().histories()[0], rows[0].double())
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -239,8 +260,8 @@ def test_autocast_takes_statistics_in_fp32(dtype, grad):
     assert y.dtype == dtype
     mean, var, _ = batch_statistics(x)
     pending_mean, pending_var = norm.pending()
-    torch.testing.assert_close(pending_mean.double(), mean, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(pending_var.double(), var, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(pending_mean[0].double(), mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(pending_var[0].double(), var, rtol=1e-5, atol=1e-6)
     expected = F.batch_norm(x.float(), None, None, norm.weight, norm.bias, training=True)
     torch.testing.assert_close(y.float(), expected, rtol=1e-2, atol=2e-2)
 
@@ -274,7 +295,7 @@ def test_compiles_whole_and_once(devices):
 
 def test_mistakes_are_said_clearly():
     norm = MomentumBatchNorm(C, devices=4)
-    with pytest.raises(UserError, match="6 samples does not divide into 4 virtual devices"):
+    with pytest.raises(UserError, match="6 samples cannot be divided among 4 devices"):
         norm(batch((6, C)))
     with pytest.raises(UserError, match=r"between 0 and 1, not 1\.5"):
         norm.alpha = 1.5

@@ -3,14 +3,14 @@
 import torch
 from torch import nn
 
-from momentum2 import SplitBatchNorm, shuffled
+from momentum2 import LocalBatchNorm, shuffled
 
 N, DEVICES = 16, 4
 
 
 def split_norm():
     torch.manual_seed(0)
-    return SplitBatchNorm(3, devices=DEVICES)
+    return LocalBatchNorm(3, devices=DEVICES)
 
 
 def test_keeps_the_order_of_a_network_without_norms():

@@ -73,10 +73,10 @@ def test_table_1_is_six_combinations_of_norms():
     norms = [(c.method.student_norm, c.method.teacher_norm) for c in (config_of(r.pretraining) for r in rows)]
     assert norms == [
         ("synced", "synced"),
-        ("split", "synced"),
-        ("synced", "split"),
-        ("split", "split"),
-        ("split", "momentum"),
+        ("local", "synced"),
+        ("synced", "local"),
+        ("local", "local"),
+        ("local", "momentum"),
         ("synced", "momentum"),
     ]
     same = [asdict(config_of(r.pretraining)) for r in rows]
@@ -90,7 +90,7 @@ def test_the_papers_cluster_keeps_its_devices():
     for row in TABLES["bn-batch-size"]("paper").rows:
         train = config_of(row.pretraining).train
         if row.key.startswith("m2"):
-            assert train.virtual_devices == 128
+            assert train.devices == 128
         else:
             assert train.batch_size == 4096
     for name in ("linear", "semi", "coco", "lvis"):
@@ -99,7 +99,7 @@ def test_the_papers_cluster_keeps_its_devices():
             for r in TABLES[name]("paper").rows
             if r.key.endswith("m2") or r.key == "m2-10"
         }
-        assert (train.batch_size, train.virtual_devices) == (128 * 128, 128)
+        assert (train.batch_size, train.devices) == (128 * 128, 128)
 
 
 @pytest.mark.parametrize("scale", SCALES)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from momentum2 import distributed
+from momentum2.data.sampler import own_places
 from momentum2.evaluate.detection.config import DetectionDataConfig
 from momentum2.evaluate.detection.data import DetectionData
 from momentum2.evaluate.detection.sampling import Sampler
@@ -52,6 +53,7 @@ class Batches:
     masks: bool
     steps: int
     device: torch.device
+    accumulate: int = 1
 
     @contextmanager
     def __call__(self, start: int) -> Iterator[Iterator[DetectionBatch]]:
@@ -86,9 +88,9 @@ class Batches:
 
     def _share(self, step: int) -> list[tuple[int, int]]:
         """(place in the global batch, image) of this process's part."""
-        batch = list(enumerate(self.sampler.batch(step).tolist()))
-        share = len(batch) // distributed.world_size()
-        return batch[distributed.rank() * share :][:share]
+        batch = self.sampler.batch(step)
+        places = own_places(len(batch), self.accumulate, distributed.rank(), distributed.world_size())
+        return list(zip(places.tolist(), batch[places].tolist(), strict=True))
 
     def _view(self, step: int, place: int, index: int) -> tuple[Tensor, Target]:
         change = draw(self.config, self.sampler.seed, step, place)

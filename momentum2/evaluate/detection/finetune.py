@@ -114,7 +114,9 @@ def make_job(
     plan = resolve(config, sampler.steps_per_epoch, distributed.world_size())
     return Job(
         method=detector,
-        batches=Batches(data, config.data, sampler, detector.masks, plan.steps, device),
+        batches=Batches(
+            data, config.data, sampler, detector.masks, plan.steps, device, config.train.accumulate
+        ),
         lr=plan.lr,
         steps=plan.steps,
         steps_per_epoch=plan.steps_per_epoch,

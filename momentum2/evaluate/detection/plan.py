@@ -46,8 +46,8 @@ class Plan:
 def check(config: DetectConfig) -> None:
     """Raise a `UserError` for a value that cannot be meant, before anything is opened or written."""
     check_limits(asdict(config), _LIMITS)
-    if config.train.virtual_devices > 1:
-        raise UserError("The norms of detectors are synced; --train.virtual_devices is for pretraining.")
+    if config.train.devices not in ("auto", 1):
+        raise UserError("The norms of detectors are synced; --train.devices is for pretraining.")
     shortest = min(config.data.short_edges, default=0)
     if shortest < 1:
         raise UserError(f"--data.short_edges must be at least 1, not {shortest}.")

@@ -107,8 +107,8 @@ def test_initial_weights(tmp_path: Path, arguments: Arguments) -> None:
         (["--init=random", "--out=x", "--data.workers=-1"], "--data.workers must be at least 0"),
         (["--init=random", "--out=x", "--optim.lr=-1"], "--optim.lr must be at least 0"),
         (
-            ["--init=random", "--out=x", "--train.virtual_devices=2"],
-            "--train.virtual_devices is for pretraining",
+            ["--init=random", "--out=x", "--train.devices=2"],
+            "--train.devices is for pretraining",
         ),
         (["--init=random", "--out=x", "--encoder.backbone=vgg11_bn", "--encoder.stem=imagenet"], "ResNet"),
     ],

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from momentum2 import SplitBatchNorm, SyncedBatchNorm
+from momentum2 import LocalBatchNorm, SyncedBatchNorm
 from momentum2.errors import UserError
 
 C = 5
@@ -35,8 +35,8 @@ def pair(make, dim, **options):
 @pytest.mark.parametrize(("shape", "memory_format"), LAYOUTS)
 @pytest.mark.parametrize("devices", [1, 3, 4])
 def test_equals_separate_replicas(shape, memory_format, devices):
-    split, first = pair(SplitBatchNorm, len(shape), devices=devices)
-    replicas = [first, *(pair(SplitBatchNorm, len(shape))[1] for _ in range(devices - 1))]
+    split, first = pair(LocalBatchNorm, len(shape), devices=devices)
+    replicas = [first, *(pair(LocalBatchNorm, len(shape))[1] for _ in range(devices - 1))]
     for step in range(2):
         x = random(shape, step).contiguous(memory_format=memory_format).requires_grad_()
         x2 = x.detach().clone().requires_grad_()
@@ -59,7 +59,7 @@ def test_equals_separate_replicas(shape, memory_format, devices):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_follows_may_write_into_the_output(dtype):
     """As ReLU(inplace=True) does in every ResNet."""
-    norm, _ = pair(SplitBatchNorm, 4, devices=3)
+    norm, _ = pair(LocalBatchNorm, 4, devices=3)
     x, x2 = (random((12, C, 3, 3), 0).to(dtype).requires_grad_() for _ in range(2))
     nn.functional.relu(norm(x), inplace=True).sum().backward()
     nn.functional.relu(norm(x2)).sum().backward()
@@ -67,16 +67,16 @@ def test_what_follows_may_write_into_the_output(dtype):
 
 
 def test_gradients_by_finite_differences():
-    norm = SplitBatchNorm(2, devices=2).double()
+    norm = LocalBatchNorm(2, devices=2).double()
     x = torch.randn(4, 2, 3, dtype=torch.double, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, *_: norm(x), (x, *norm.parameters()))
 
 
 def test_gradients_of_a_large_mean_are_accurate():
     """Sums of squares would lose every digit here; the centred sums must not."""
-    norm, _ = pair(SplitBatchNorm, 4, devices=4)
+    norm, _ = pair(LocalBatchNorm, 4, devices=4)
     x = (random((8, C, 6, 6), 0) + 1000).requires_grad_()
-    twin, x2 = SplitBatchNorm(C, devices=4).double(), x.detach().double().requires_grad_()
+    twin, x2 = LocalBatchNorm(C, devices=4).double(), x.detach().double().requires_grad_()
     twin.load_state_dict(norm.state_dict())
     g = random(x.shape, 1)
     y, y2 = norm(x), twin(x2)
@@ -88,7 +88,7 @@ def test_gradients_of_a_large_mean_are_accurate():
 
 def test_cumulative_running_statistics():
     """torch's momentum=None: the plain mean over all batches."""
-    split, plain = pair(SplitBatchNorm, 2, devices=2, statistics_momentum=None)
+    split, plain = pair(LocalBatchNorm, 2, devices=2, statistics_momentum=None)
     for step in range(3):
         x = random((8, C), step)
         split(x)
@@ -99,7 +99,7 @@ def test_cumulative_running_statistics():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_keeps_fp32_statistics(dtype):
-    split, plain = pair(SplitBatchNorm, 4, devices=3)
+    split, plain = pair(LocalBatchNorm, 4, devices=3)
     x = random((12, C, 9, 9), 0).to(dtype).requires_grad_()
     x2 = x.detach().float().requires_grad_()
     with torch.autocast("cpu", dtype=dtype):
@@ -120,7 +120,7 @@ def test_low_precision_keeps_fp32_statistics(dtype):
 @pytest.mark.slow
 def test_compiles_with_gradients():
     torch._dynamo.reset()
-    norm, twin = (pair(SplitBatchNorm, 4, devices=3)[0] for _ in range(2))
+    norm, twin = (pair(LocalBatchNorm, 4, devices=3)[0] for _ in range(2))
     compiled = torch.compile(norm, fullgraph=True, backend="aot_eager")
     x = random((12, C, 3, 3), 0).requires_grad_()
     x2 = x.detach().clone().requires_grad_()
@@ -133,8 +133,8 @@ def test_compiles_with_gradients():
 
 
 def test_a_batch_that_does_not_divide_is_refused():
-    with pytest.raises(UserError, match="10 samples does not divide into 4 virtual devices"):
-        SplitBatchNorm(C, devices=4)(random((10, C), 0))
+    with pytest.raises(UserError, match="10 samples cannot be divided among 4 devices"):
+        LocalBatchNorm(C, devices=4)(random((10, C), 0))
 
 
 def test_synced_in_a_single_process_is_plain_batch_norm():

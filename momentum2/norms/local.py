@@ -1,4 +1,4 @@
-"""Split BN: the small-batch statistics of k devices, on one."""
+"""Local BN: each device's own samples, whatever process it is in."""
 
 from torch import Tensor
 
@@ -6,11 +6,11 @@ from momentum2.norms._functional import batch_norm
 from momentum2.norms.base import PlainBatchNorm
 
 
-class SplitBatchNorm(PlainBatchNorm):
-    """Batch norm on k virtual devices: every n/k consecutive samples have statistics of their own.
+class LocalBatchNorm(PlainBatchNorm):
+    """Batch norm of k devices in one batch: every n/k consecutive samples have statistics of their own.
 
-    Outputs and gradients are those of k separate replicas. The running statistics are replica 0's, as when
-    a run on k devices saves its first; evaluation mode is plain batch norm on them.
+    Outputs and gradients are those of k separate replicas. The running statistics are the first replica's, as
+    when a run on k devices saves its first; evaluation mode is plain batch norm on them.
 
     Args:
         num_features: c of an input (n, c, ...) of 2 to 5 dimensions; n must be a multiple of `devices`.
