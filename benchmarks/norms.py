@@ -1,12 +1,13 @@
-"""What the norms cost: ratios to plain batch norm, measured in turns within one process.
+"""What the norms cost: ratios, measured in turns within one process.
 
     python benchmarks/norms.py
     python benchmarks/norms.py --backbone resnet50 --repeats 25 --device cuda
 
 Teacher: one forward without gradient, batch 32 at 96 px, channels_last, training mode.
-Student: forward and backward, batch 128 at 32 px (small stem), 16 virtual devices of 8 samples.
+Teacher on 16 devices: the same, batch 128 at 32 px (small stem), 8 samples a device; ratios to local batch norm.
+Student: forward and backward, batch 128 at 32 px (small stem), 16 devices of 8 samples.
 --norms-alone leaves everything but the norms out: each runs on the input that it has in the network.
-Each figure is the median over the repeats of time / plain batch norm's time in the same repeat.
+Each figure is the median over the repeats of time / the first line's time in the same repeat.
 """
 
 import argparse
@@ -23,7 +24,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from momentum2 import convert_norms
 from momentum2._torchvision import torchvision
+from momentum2.config import NormName
 from momentum2.engine.device import keep_large_blocks
+from momentum2.norms import momentum_norms
 
 DEVICES = 16
 
@@ -47,7 +50,7 @@ class AuthorsFormula(nn.BatchNorm2d):
 
 
 class LoopOverDevices(nn.BatchNorm2d):
-    """Virtual devices as one call of torch's batch norm each."""
+    """Devices as one call of torch's batch norm each."""
 
     def forward(self, x: Tensor) -> Tensor:
         parts = [F.batch_norm(part, None, None, self.weight, self.bias, True) for part in x.chunk(DEVICES)]
@@ -62,9 +65,11 @@ def with_class(net: nn.Module, norm: type[nn.BatchNorm2d]) -> nn.Module:
     return net
 
 
-def converted(net: nn.Module, kind: str) -> nn.Module:
+def converted(net: nn.Module, kind: NormName, devices: int = 1) -> nn.Module:
     net = copy.deepcopy(net)
-    convert_norms(net, kind, DEVICES if kind == "split" else 1)
+    convert_norms(net, kind, devices)
+    for norm in momentum_norms(net):
+        norm.alpha = 0.5
     return net
 
 
@@ -138,7 +143,7 @@ def student_runs(args: argparse.Namespace, dtype: torch.dtype) -> dict[str, Call
     net = small_stem(torchvision.models.get_model(args.backbone, weights=None))
     nets = {
         "plain BN": net,
-        f"split BN, {DEVICES} devices": converted(net, "split"),
+        f"local BN, {DEVICES} devices": converted(net, "local", DEVICES),
         f"a loop over {DEVICES} devices": with_class(net, LoopOverDevices),
     }
     x = torch.randn(128, 3, 32, 32, device=args.device).contiguous(memory_format=torch.channels_last)
@@ -150,7 +155,23 @@ def student_runs(args: argparse.Namespace, dtype: torch.dtype) -> dict[str, Call
     return {name: partial(step, forward_of(net, x, args, dtype)) for name, net in nets.items()}
 
 
-CASES = {"teacher": ("teacher forward", teacher_runs), "student": ("student step", student_runs)}
+def devices_runs(args: argparse.Namespace, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
+    net = small_stem(torchvision.models.get_model(args.backbone, weights=None))
+    nets = {
+        f"local BN, {DEVICES} devices": converted(net, "local", DEVICES),
+        f"Momentum BN, {DEVICES} devices": converted(net, "momentum", DEVICES),
+        "plain BN": net,
+        f"a loop over {DEVICES} devices": with_class(net, LoopOverDevices),
+    }
+    x = torch.randn(128, 3, 32, 32, device=args.device).contiguous(memory_format=torch.channels_last)
+    return {name: torch.no_grad()(forward_of(net, x, args, dtype)) for name, net in nets.items()}
+
+
+CASES = {
+    "teacher": ("teacher forward", teacher_runs),
+    "devices": (f"teacher forward on {DEVICES} devices", devices_runs),
+    "student": ("student step", student_runs),
+}
 
 
 def clock(args: argparse.Namespace) -> Callable[[], float]:

@@ -33,7 +33,7 @@ def batch_norm(
         )
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return _BatchNorm.apply(x, weight, bias, eps, statistics, devices)  # type: ignore[no-any-return,no-untyped-call]
-    return _forward(x, weight, bias, eps, statistics, devices, alone=True)
+    return _forward(x, weight, bias, eps, statistics, devices)
 
 
 class _BatchNorm(torch.autograd.Function):
@@ -88,52 +88,43 @@ class _BatchNorm(torch.autograd.Function):
 
 
 def _forward(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    statistics: Statistics,
-    devices: int,
-    alone: bool = False,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, statistics: Statistics, devices: int
 ) -> Tensor:
-    """The forward of `batch_norm`; `alone` where no backward follows."""
     compiling, kind, n = torch.compiler.is_compiling(), x.device.type, _count(x, devices)
     dtype = _statistics_dtype(x)
     weight = None if weight is None else weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
-    if not compiling and ((kind == "cpu" and alone) or (devices == 1 and kind in ("cpu", "cuda"))):
-        return _by_device(x, weight, bias, eps, statistics, devices)
+    if devices == 1 and kind in ("cpu", "cuda") and not compiling:
+        mean, var = statistics(*_kernel_statistics(x, 1), n)
+        return F.batch_norm(x, mean[0], var[0], weight, bias, False, 0.0, eps)
 
-    chunks, over, dims = _per_device(x, devices), _per_channel(x), _reduced(x)
-    if kind == "cpu" and not compiling:  # where torch.var_mean is several times slower
-        mean = chunks.mean(dims)
-        centred = _centred(x, chunks, mean)
-        var = centred.square().mean(dims)
+    chunks, over = _per_device(x, devices), _per_channel(x)
+    if kind == "cpu" and not compiling:
+        # x · scale + shift as in torch's own kernel for CPUs, one pass for all devices; a call of that kernel for
+        # each of them, with the parts put together, takes twice as long.
+        used_mean, used_var = statistics(*_kernel_statistics(x, devices), n)
+        scale = (used_var + eps).rsqrt() if weight is None else (used_var + eps).rsqrt() * weight
+        shift = -used_mean * scale if bias is None else bias - used_mean * scale
+        y = torch.addcmul(shift.view(over), chunks, scale.view(over))
     else:
-        var, mean = torch.var_mean(chunks, dims, correction=0)
+        var, mean = torch.var_mean(chunks, _reduced(x), correction=0)
         centred = _centred(x, chunks, mean)
-    used_mean, used_var = statistics(mean, var, n)
-    scale = (used_var + eps).rsqrt() if weight is None else (used_var + eps).rsqrt() * weight
-    shift = (mean - used_mean) * scale if bias is None else (mean - used_mean) * scale + bias
-    y = torch.addcmul(shift.view(over), centred, scale.view(over), out=None if compiling else centred)
+        used_mean, used_var = statistics(mean, var, n)
+        scale = (used_var + eps).rsqrt() if weight is None else (used_var + eps).rsqrt() * weight
+        shift = (mean - used_mean) * scale if bias is None else (mean - used_mean) * scale + bias
+        y = torch.addcmul(shift.view(over), centred, scale.view(over), out=None if compiling else centred)
     # Not a view: what follows, such as ReLU(inplace=True), may write into the output.
     return torch.ops.aten._unsafe_view(y, x.shape).to(x.dtype)  # type: ignore[no-any-return]
 
 
-def _by_device(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, statistics: Statistics, devices: int
-) -> Tensor:
-    """`_forward` by torch's own kernels, device after device: on a CPU several times faster, but for a backward."""
+def _kernel_statistics(x: Tensor, devices: int) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of each device's samples, (devices, c), by torch's kernel for batch norm."""
     scratch = x.new_empty(2, x.shape[1], dtype=_statistics_dtype(x))  # updated for nothing; it sets the dtype
-    chunks = x.chunk(devices)
-    found = [torch.ops.aten.batch_norm_update_stats(chunk, scratch[0], scratch[1], 0.0) for chunk in chunks]
-    mean, var = (torch.stack(of_kind) for of_kind in zip(*found, strict=True))
-    mean, var = statistics(mean, var, _count(x, devices))
-    parts = [
-        F.batch_norm(chunk, m, v, weight, bias, False, 0.0, eps)
-        for chunk, m, v in zip(chunks, mean, var, strict=True)
-    ]
-    return parts[0] if devices == 1 else torch.cat(parts)
+    if devices == 1:
+        mean, var = torch.ops.aten.batch_norm_update_stats(x, scratch[0], scratch[1], 0.0)
+        return mean[None], var[None]
+    found = [torch.ops.aten.batch_norm_update_stats(c, scratch[0], scratch[1], 0.0) for c in x.chunk(devices)]
+    return torch.stack([mean for mean, _ in found]), torch.stack([var for _, var in found])
 
 
 def _statistics_dtype(x: Tensor) -> torch.dtype:
