@@ -15,6 +15,7 @@ LAYERS = [
     "distributed",
     "schedules",
     "config",
+    "settings",
     "arguments",
     "norms",
     "weights",
