@@ -1,99 +1,219 @@
-"""Command-line arguments to typed configs, and a parser's complaints to sentences."""
+"""Words of the command line to typed settings, and every option to a line of help.
 
+All options are fields of dataclasses, `--field` or `--section.field`; these say what they take and within which limits.
+What was given is known by its name, whether a flag gave it or a file.
+"""
+
+import argparse
+import inspect
 import re
-from argparse import SUPPRESS
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, fields
-from difflib import get_close_matches
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import yaml
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from momentum2.errors import SettingError, UnknownSetting, UserError
+from momentum2.settings import (
+    BOOLEANS,
+    close_setting,
+    kind_of,
+    leaves,
+    override,
+    read_settings,
+    takes_none,
+    words_of,
+)
 
-from momentum2.config import Config
-from momentum2.errors import UserError
-from momentum2.spelling import translate
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
-_NOT_YAML = "The file given with --config is not a YAML file of settings."
-_TYPES = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "text"}
+S = TypeVar("S", bound="DataclassInstance")
 
-
-def make_parser(command: str, description: str) -> ArgumentParser:
-    """A parser for `momentum2 COMMAND` whose mistakes are `UserError`s when read with `parse`."""
-    return ArgumentParser(prog=f"momentum2 {command}", description=description, exit_on_error=False)
-
-
-def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
-    """Parse, or raise a `UserError` with one sentence."""
-    try:
-        return parser.parse_args(list(arguments))
-    except ArgumentError as error:
-        raise UserError(_sentence(str(error), parser)) from None
-    except UnicodeDecodeError:
-        raise UserError(_NOT_YAML) from None
+_METAVARS = {"true or false": "true|false", "a whole number": "N", "a number": "X", "text": "TEXT"}
 
 
-def add_config(parser: ArgumentParser, defaults: Config) -> None:
-    """Add `--config FILE` and a flag for every field of `Config`."""
-    parser.add_argument(
-        "--config", action="config", help="YAML file of settings, such as a run's config.yaml"
+@dataclass(frozen=True)
+class ConfigFile:
+    """Settings from a file.
+
+    Args:
+        config: YAML file of settings, such as a run's config.yaml; flags win over it.
+    """
+
+    config: str | None = None
+
+
+@dataclass(frozen=True)
+class Words:
+    """What somebody typed after a command.
+
+    Args:
+        command: The command.
+        named: The words that are not options.
+        options: Given options of the command itself, by name.
+        settings: Given settings by name, from files and flags; a flag wins over a file.
+        files: Of each setting that no flag gave, its file.
+        help: Whether help was asked for.
+    """
+
+    command: str
+    named: tuple[str, ...]
+    options: dict[str, object]
+    settings: dict[str, object]
+    files: dict[str, Path]
+    help: bool
+
+    def read(self, base: S) -> S:
+        """The command's own options that are fields of `base`; what was not given is as in `base`."""
+        known = leaves(type(base))
+        return override(base, {name: value for name, value in self.options.items() if name in known})
+
+    def override(self, base: S) -> S:
+        """`base` with the given settings."""
+        try:
+            return override(base, self.settings)
+        except SettingError as error:
+            raise error.in_file(self.files[error.setting]) if error.setting in self.files else error from None
+
+    def one(self, what: str) -> str:
+        """The one named word that the command needs."""
+        if not self.named:
+            raise UserError(f"Missing argument {what}. Usage: momentum2 {self.command} {what} [options]")
+        return self.at_most_one() or ""
+
+    def at_most_one(self) -> str | None:
+        if len(self.named) > 1:
+            raise UserError(f"Unexpected argument {self.named[1]!r}. See momentum2 {self.command} --help.")
+        return self.named[0] if self.named else None
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a command.
+
+    Args:
+        command: The command.
+        description: What it does, for its help.
+        usage: What follows the command in the line of usage.
+        options: Dataclasses of its own options, with their defaults.
+        settings: The settings that it takes, if it takes any; its own options come first.
+        epilog: The end of its help.
+    """
+
+    command: str
+    description: str
+    usage: str = "[options]"
+    options: Sequence["DataclassInstance"] = ()
+    settings: "DataclassInstance | None" = None
+    epilog: str = ""
+    _known: dict[str, Any] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        for part in (self.settings, *self.options):
+            self._known.update(leaves(type(part)) if part else {})
+
+    def parse(self, arguments: Sequence[str]) -> Words:
+        """Tell options from other words, in any order; a `UserError` for an option that there is not."""
+        own = {name for part in self.options for name in leaves(type(part))}
+        words, named, files = deque(arguments), list[str](), list[Path]()
+        options, settings, help_wanted = dict[str, object](), dict[str, object](), False
+        while words:
+            word = words.popleft()
+            if word == "--":
+                named += words
+                break
+            if word in ("-h", "--help"):
+                help_wanted = True
+            elif not word.startswith("-") or word == "-":
+                named.append(word)
+            else:
+                name, value = self._option(word, words)
+                if name == "config" and name in own:
+                    files.append(Path(value or ""))
+                (options if name in own else settings)[name] = value
+        in_files, sources = dict[str, object](), dict[str, Path]()
+        for file in files:
+            found = read_settings(file)
+            in_files |= found
+            sources |= {name: file for name in found if name not in settings}
+        return Words(self.command, tuple(named), options, in_files | settings, sources, help_wanted)
+
+    def _option(self, word: str, rest: deque[str]) -> tuple[str, str | None]:
+        """Name and value of an option, whose value may be the next word."""
+        dashes, name = re.match("--?", word)[0], re.sub("^--?", "", word)  # type: ignore[index]
+        name, given, value = name.partition("=")
+        name = name.replace("-", "_")
+        hint = self._known.get(name)
+        # A name with a section may be one of an older version, which the settings know.
+        if dashes != "--" or (hint is None and not (self.settings and "." in name)):
+            close = close_setting(name, self._known)
+            raise UserError(UnknownSetting(name, close).told(dashes if not close else "--"))
+        if not given:
+            if hint is bool:  # `--probe` alone is true
+                value = rest.popleft() if rest and rest[0].lower() in BOOLEANS else "true"
+            elif rest and not rest[0].startswith("--"):
+                value = rest.popleft()
+            else:
+                raise UserError(f"--{name} needs a value{f': {kind_of(hint)}' if hint else ''}.")
+        nothing = hint is not None and value.lower() in ("none", "null") and takes_none(hint)
+        return name, None if nothing else value
+
+    def show(self, *bases: "DataclassInstance") -> int:
+        """Print the help, with the defaults that `bases` have; returns the exit code."""
+        parser = argparse.ArgumentParser(f"momentum2 {self.command}")
+        self.fill(parser, bases)
+        parser.print_help()
+        return 0
+
+    def fill(self, parser: argparse.ArgumentParser, bases: Sequence["DataclassInstance"] = ()) -> None:
+        """Put all options into an argparse parser, by group: it writes help and completions."""
+        lines = [f"momentum2 {self.command} {line}" for line in self.usage.splitlines()]
+        parser.usage = "\n       ".join(lines).replace("%", "%%")
+        parser.description, parser.epilog = (
+            self.description.replace("%", "%%"),
+            self.epilog.replace("%", "%%"),
+        )
+        changed = {type(base): base for base in bases}
+        for part in (*self.options, *([self.settings] if self.settings else [])):
+            _add(parser, changed.get(type(part), part))
+
+
+def _add(parser: argparse.ArgumentParser, part: "DataclassInstance", section: str = "") -> None:
+    told, known = _help_texts(type(part)), leaves(type(part))
+    title = (
+        f"{section}: {(part.__doc__ or '').splitlines()[0]}"
+        if section
+        else (part.__doc__ or "").splitlines()[0]
     )
-    add_options(parser, Config)
-    parser.set_defaults(asdict(defaults))
+    group = parser.add_argument_group(title.rstrip("."))
+    inside = []
+    for f in fields(part):
+        value = getattr(part, f.name)
+        if is_dataclass(value):
+            inside.append(f.name)
+            continue
+        hint, text = known[f.name], told.get(f.name, "")
+        shown = str(value).lower() if isinstance(value, bool) else str(value)
+        if value is not None and "(default" not in text:
+            text += f" (default: {shown})"
+        name = f"{section}.{f.name}" if section else f.name
+        group.add_argument(f"--{name}", metavar=_metavar(hint), help=text.replace("%", "%%"))
+    for name in inside:
+        _add(parser, getattr(part, name), f"{section}.{name}" if section else name)
 
 
-def add_options(parser: ArgumentParser, options: type) -> None:
-    """Add a flag for every field of a dataclass, `--section.field` for those of its sections."""
-    parser.add_class_arguments(options, None, as_group=True, sub_configs=False)
-    for action in parser._actions:  # a flag for a section as a whole would want a file of its own
-        if action.metavar == "CONFIG" and action.dest != "config":
-            action.help = SUPPRESS
+def _metavar(hint: Any) -> str:
+    words = words_of(hint)
+    return (
+        f"{{{','.join(words)}}}"
+        if words
+        else _METAVARS.get(kind_of(hint).removesuffix(" or none"), "N,N,...")
+    )
 
 
-def read_config(parser: ArgumentParser, options: Namespace) -> Config:
-    """The `Config` in parsed options."""
-    values = parser.instantiate(options)
-    return Config(**{f.name: values[f.name] for f in fields(Config)})
-
-
-def config_from_file(path: Path) -> Config:
-    """The `Config` in a YAML file, such as a run's `config.yaml`; what it leaves out has its default."""
-    parser = make_parser("", "")
-    add_config(parser, Config())
-    read = yaml.safe_load(path.read_text(encoding="utf-8"))
-    flat = {f"{section}.{name}": v for section, values in read.items() for name, v in values.items()}
-    new = translate(flat, {}, None)
-    nested: dict[str, dict[str, object]] = {}
-    for key, value in new.items():
-        nested.setdefault(key.split(".")[0], {})[key.split(".")[1]] = value
-    return read_config(parser, parser.parse_object(nested))
-
-
-def _sentence(message: str, parser: ArgumentParser) -> str:
-    unknown = re.match(r"unrecognized arguments: (\S+)", message)
-    if unknown:
-        word = unknown.group(1).split("=")[0]
-        if not word.startswith("-"):
-            return f"{word!r} is one argument too many; {parser.prog} --help shows the usage."
-        known = [option for action in parser._actions for option in action.option_strings]
-        close = get_close_matches(word, known, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"{parser.prog} --help lists them all."
-        return f"There is no option {word}; {hint}"
-    section = re.match(r'Parser key "(\w+)":\s+Unable to load config', message)
-    if section and section[1] != "config":
-        known = [o for o in parser._option_string_actions if o.startswith(f"--{section[1]}.")]
-        example = next((o for o in known if o.endswith(".root")), known[0])
-        return f"There is no option --{section[1]}; did you mean {example}?"
-    if message.startswith("Unexpected config") or "Unable to load config" in message:
-        return _NOT_YAML
-    wrong = re.match(r'Parser key "([\w.]+)":(.*)(?:Got|Given) value: (.*)', message, re.DOTALL)
-    if wrong:
-        key, expected, value = wrong.groups()
-        kinds = [
-            ", ".join(c.strip("' ") for c in m.split(",")) for m in re.findall(r"Literal\[(.*?)\]", expected)
-        ]
-        kinds += [
-            _TYPES[t] for t in re.findall(r"<class '(\w+)'>", expected.split("Errors:")[0]) if t in _TYPES
-        ]
-        return f"--{key} takes {' or '.join(dict.fromkeys(kinds))}, not {value.strip()!r}."
-    return " ".join(message.removeprefix('Parser key "config": ').split()).rstrip(".") + "."
+def _help_texts(kind: type) -> dict[str, str]:
+    """The line of each field in a dataclass's docstring."""
+    _, _, told = inspect.cleandoc(kind.__doc__ or "").partition("Args:\n")
+    entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", told, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}

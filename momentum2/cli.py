@@ -5,23 +5,21 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
-from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.table import Table
 
 from momentum2 import __version__
-from momentum2.arguments import add_config, add_options, make_parser, parse, read_config
-from momentum2.config import Config, DataConfig, Network, Resume
+from momentum2.arguments import ConfigFile, Options, Words
+from momentum2.config import Config, Count, DataConfig, Network, Resume
 from momentum2.data import open_dataset
 from momentum2.distributed import world_size
-from momentum2.errors import ProcessLost, SaidElsewhere, UserError
+from momentum2.errors import ProcessLost, SaidElsewhere, SettingError, UserError
 from momentum2.recipes import RECIPES, find, find_data, typical_size
 
 if TYPE_CHECKING:
@@ -29,8 +27,8 @@ if TYPE_CHECKING:
 
     from momentum2.evaluate.subject import SubjectOptions
 
-D = TypeVar("D", bound="DataclassInstance")
-E = TypeVar("E", bound="DataclassInstance")
+_RECIPE_USAGE = "RECIPE [options]\n--config FILE [options]"
+_RECIPE_LIST = f"Recipes: {', '.join(RECIPES)}."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,6 +51,9 @@ def _run(arguments: list[str]) -> int:
     try:
         return _dispatch(arguments)
     except SaidElsewhere:
+        return 2
+    except SettingError as error:
+        print(f"momentum2: {error.told('--')}", file=sys.stderr)
         return 2
     except UserError as error:
         print(f"momentum2: {error}", file=sys.stderr)
@@ -96,15 +97,18 @@ def _print_help() -> None:
 
 def recipes(arguments: list[str]) -> int:
     """List the recipes, or show one."""
-    parser = make_parser("recipes", "List the named recipes with their headline numbers, or show one whole.")
-    parser.usage = "momentum2 recipes [RECIPE]"
-    if arguments and not arguments[0].startswith("-"):
-        parse(parser, arguments[1:])
-        recipe = find(arguments[0])
+    options = Options(
+        "recipes", "List the named recipes with their headline numbers, or show one whole.", "[RECIPE]"
+    )
+    words = options.parse(arguments)
+    if words.help:
+        return options.show()
+    name = words.at_most_one()
+    if name is not None:
+        recipe = find(name)
         print(f"{recipe.summary}\n\n  {recipe.command}\n\nexpect: {recipe.expect}\n")
         print(yaml.safe_dump(asdict(recipe.config), sort_keys=False), end="")
         return 0
-    parse(parser, arguments)
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("recipe", "what it is", "expect"):
         table.add_column(column)
@@ -115,40 +119,75 @@ def recipes(arguments: list[str]) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class PlanOptions:
+    """What to plan for.
+
+    Args:
+        processes: Number of processes to plan for.
+        images: Number of images, instead of opening the data.
+        probe: Time a few steps to estimate the duration.
+    """
+
+    processes: Count = 1
+    images: Count | None = None
+    probe: bool = False
+
+
 def plan(arguments: list[str]) -> int:
     """Show what a recipe comes to."""
-    parser = make_parser(
-        "plan", "Resolve a recipe: steps, learning rate, momenta, BN batch, memory; trains nothing."
+    options = Options(
+        "plan",
+        "Resolve a recipe: steps, learning rate, momenta, BN batch, memory; trains nothing.",
+        _RECIPE_USAGE,
+        (PlanOptions(), ConfigFile()),
+        Config(),
+        _RECIPE_LIST,
     )
-    parser.add_argument("--processes", type=int, default=1, help="Number of processes to plan for.")
-    parser.add_argument(
-        "--images", type=int | None, default=None, help="Number of images, instead of opening the data."
-    )
-    parser.add_argument(
-        "--probe", type=bool, default=False, help="Time a few steps to estimate the duration."
-    )
-    config, options = _parse_recipe(parser, arguments)
-    for name, value in (("processes", options.processes), ("images", options.images)):
-        if value is not None and value < 1:
-            raise UserError(f"--{name} must be at least 1, not {value}.")
+    words = options.parse(arguments)
+    if words.help:
+        return options.show(_base(words))
+    planning, config = words.read(PlanOptions()), _config(words)
     from momentum2.engine.estimate import planned
 
-    for name, value in planned(config, options.images, options.processes, options.probe):
+    for name, value in planned(config, planning.images, planning.processes, planning.probe):
         print(f"{name:<12}{value}")
     return 0
 
 
+@dataclass(frozen=True)
+class RunOptions:
+    """Where the results go.
+
+    Args:
+        out: The run directory.
+        resume: auto resumes a run or starts one; never only starts; must only resumes.
+    """
+
+    out: str | None = None
+    resume: Resume = "auto"
+
+
 def pretrain(arguments: list[str]) -> int:
     """Train."""
-    parser = make_parser("pretrain", "Pretrain into a run directory; the same command resumes it.")
-    _add_run_options(parser)
-    config, options = _parse_recipe(parser, arguments)
+    options = Options(
+        "pretrain",
+        "Pretrain into a run directory; the same command resumes it.",
+        _RECIPE_USAGE,
+        (RunOptions(), ConfigFile()),
+        Config(),
+        _RECIPE_LIST,
+    )
+    words = options.parse(arguments)
+    if words.help:
+        return options.show(_base(words))
+    run_options, config = words.read(RunOptions()), _config(words)
     from momentum2.engine.pretrain import pretrain as run
     from momentum2.evaluate.online import online_knn
     from momentum2.report.page import write_last_report
 
-    out = _out(options)
-    finished = run(config, out, options.resume, online_knn)
+    out = _out(run_options.out)
+    finished = run(config, out, run_options.resume, online_knn)
     if not finished:
         return _stopped()
     _say(f"Done: the encoder is {out / 'encoder.safetensors'}")
@@ -157,26 +196,50 @@ def pretrain(arguments: list[str]) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class ViewsOptions:
+    """What is drawn.
+
+    Args:
+        out: The picture to write.
+        count: Number of images.
+    """
+
+    out: str = "views.png"
+    count: Count = 8
+
+
 def views(arguments: list[str]) -> int:
     """Draw a contact sheet."""
-    parser = make_parser(
-        "views", "Write a picture of some images and, beside each, the views that the network sees."
+    options = Options(
+        "views",
+        "Write a picture of some images and, beside each, the views that the network sees.",
+        "DATA --out views.png [options]",
+        (ViewsOptions(), ConfigFile()),
+        Config(),
     )
-    parser.usage = "momentum2 views DATA --out views.png [options]"
-    parser.add_argument("--out", type=str, default="views.png", help="The picture to write.")
-    parser.add_argument("--count", type=int, default=8, help="Number of images.")
-    source, rest = _subject("views", "DATA (a folder, archive, list or shapes)", arguments)
-    data = DataConfig(image_size=32) if source == "shapes" else DataConfig()
-    if source:
-        data = find_data(source, data)
-        data = replace(data, image_size=typical_size(open_dataset(replace(data, cache="off"))))
-    add_config(parser, Config(data=data))
-    options = parse(parser, rest)
+    words = options.parse(arguments)
+    if words.help:
+        return options.show()
+    source, drawing = words.one("DATA (a folder, archive, list or shapes)"), words.read(ViewsOptions())
+    data = find_data(source, DataConfig(image_size=32) if source == "shapes" else DataConfig())
+    data = replace(data, image_size=typical_size(open_dataset(replace(data, cache="off"))))
     from momentum2.data.contact_sheet import write_views
 
-    write_views(read_config(parser, options), Path(options.out), options.count)
-    print(f"Wrote {options.out}")
+    write_views(words.override(Config(data=data)), Path(drawing.out), drawing.count)
+    print(f"Wrote {drawing.out}")
     return 0
+
+
+@dataclass(frozen=True)
+class DataOption:
+    """The images, in one word.
+
+    Args:
+        data: A folder, archive or list of images, or shapes; --data.root and the others say more.
+    """
+
+    data: str | None = None
 
 
 def evaluate(arguments: list[str]) -> int:
@@ -186,7 +249,7 @@ def evaluate(arguments: list[str]) -> int:
         print(f"usage: momentum2 evaluate {'|'.join(kinds)} RUN [options]; each has a --help of its own.")
         return 0
     if not arguments or arguments[0] not in kinds:
-        raise UserError(f"Say how to evaluate: momentum2 evaluate {'|'.join(kinds)} RUN.")
+        raise UserError("Choose an evaluation: momentum2 evaluate knn, linear or semi.")
     from momentum2.evaluate.knn import KnnOptions, evaluate_knn
     from momentum2.evaluate.linear import LinearOptions, evaluate_linear
     from momentum2.evaluate.results import Result, report
@@ -194,22 +257,26 @@ def evaluate(arguments: list[str]) -> int:
     from momentum2.evaluate.subject import Subject, open_subject
 
     kind, rest = arguments[0], arguments[1:]
-    run: Callable[[Subject], Result | None]
+    how: KnnOptions | LinearOptions | SemiOptions
     if kind == "knn":
-        description = "Classify test images by their nearest training images."
-        source, subject_options, knn = _subject_options("evaluate knn", description, rest, KnnOptions)
-        run = lambda subject: evaluate_knn(subject, knn)  # noqa: E731
+        description, how = "Classify test images by their nearest training images.", KnnOptions()
     elif kind == "linear":
-        description = "Train a linear classifier on the frozen encoder."
-        source, subject_options, linear = _subject_options(
-            "evaluate linear", description, rest, LinearOptions
-        )
-        run = lambda subject: evaluate_linear(subject, linear)  # noqa: E731
+        description, how = "Train a linear classifier on the frozen encoder.", LinearOptions()
     else:
-        description = "Fine-tune the whole network on some of the labels."
-        source, subject_options, semi = _subject_options("evaluate semi", description, rest, SemiOptions)
-        run = lambda subject: evaluate_semi(subject, semi)  # noqa: E731
-    with open_subject(source, subject_options) as subject:
+        description, how = "Fine-tune the whole network on some of the labels.", SemiOptions()
+    options, words = _parse_subject(f"evaluate {kind}", description, rest, how)
+    if words.help:
+        return options.show()
+    how = words.read(how)
+
+    def run(subject: Subject) -> Result | None:
+        if isinstance(how, KnnOptions):
+            return evaluate_knn(subject, how)
+        return (
+            evaluate_linear(subject, how) if isinstance(how, LinearOptions) else evaluate_semi(subject, how)
+        )
+
+    with open_subject(words.one("RUN"), _subject_options(words)) as subject:
         result = run(subject)
         if result is not None:
             report(result, subject.directory)
@@ -234,11 +301,33 @@ def embed(arguments: list[str]) -> int:
     from momentum2.evaluate.subject import open_subject
 
     description = "Write the features of images, with their names and labels, to a file."
-    source, subject_options, options = _subject_options("embed", description, arguments, EmbedOptions)
-    with open_subject(source, subject_options) as subject:
-        count = run(subject, options)
-    print(f"Wrote the features of {count:,} images to {options.out}")
+    options, words = _parse_subject("embed", description, arguments, EmbedOptions())
+    if words.help:
+        return options.show()
+    place = words.read(EmbedOptions())
+    with open_subject(words.one("RUN"), _subject_options(words)) as subject:
+        count = run(subject, place)
+    print(f"Wrote the features of {count:,} images to {place.out}")
     return 0
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What is written.
+
+    Args:
+        format: The tool: torchvision, timm, detectron2, onnx or huggingface.
+        out: The folder to write; it must not exist yet.
+        network: teacher (where there is one) or student.
+        recalibrate: Images on which the batch-norm statistics are measured again.
+        licence: Licence of the weights, for the model card.
+    """
+
+    format: str | None = None
+    out: str | None = None
+    network: Network | None = None
+    recalibrate: str | None = None
+    licence: str = "unknown"
 
 
 def export(arguments: list[str]) -> int:
@@ -246,35 +335,20 @@ def export(arguments: list[str]) -> int:
     from momentum2.export import FORMATS
     from momentum2.export import export as run
 
-    parser = make_parser(
-        "export", "Write an encoder for another tool, with a model card and the lines that load it."
+    options = Options(
+        "export",
+        "Export an encoder for another tool, with a model card and loading code.",
+        "RUN --format FORMAT --out FOLDER [options]",
+        (ExportOptions(),),
     )
-    parser.usage = "momentum2 export RUN --format FORMAT --out FOLDER [options]"
-    parser.add_argument("--format", type=str | None, default=None, help=f"One of {', '.join(FORMATS)}.")
-    parser.add_argument(
-        "--out", type=str | None, default=None, help="The folder to write; it must not exist yet."
-    )
-    network: object = Network | None
-    parser.add_argument(
-        "--network", type=network, default=None, help="teacher (where there is one) or student."
-    )
-    parser.add_argument(
-        "--recalibrate",
-        type=str | None,
-        default=None,
-        help="Images to measure the batch-norm statistics on anew.",
-    )
-    parser.add_argument(
-        "--licence", type=str, default="unknown", help="Licence of the weights, for the model card."
-    )
-    source, rest = _subject("export", "RUN", arguments)
-    options = parse(parser, rest)
-    if options.format is None:
-        raise UserError(f"Say for which tool: --format {'|'.join(FORMATS)}.")
-    lines = run(
-        source, options.format, _out(options, "FOLDER"), options.network, options.recalibrate, options.licence
-    )
-    print(f"Wrote {options.out}. To load it:\n\n{lines}")
+    words = options.parse(arguments)
+    if words.help:
+        return options.show()
+    source, o = words.one("RUN"), words.read(ExportOptions())
+    if o.format is None:
+        raise UserError(f"Choose a format with --format: {', '.join(FORMATS)}.")
+    lines = run(source, o.format, _out(o.out, "FOLDER"), o.network, o.recalibrate, o.licence)
+    print(f"Wrote {o.out}. To load it:\n\n{lines}")
     return 0
 
 
@@ -285,35 +359,66 @@ def reproduce(arguments: list[str]) -> int:
     return run(arguments)
 
 
+@dataclass(frozen=True)
+class PageOptions:
+    """The page.
+
+    Args:
+        out: The page to write (default: report.html in the run).
+    """
+
+    out: str | None = None
+
+
 def report(arguments: list[str]) -> int:
     """Write the HTML page."""
     from momentum2.report.learned import ReportOptions
     from momentum2.report.page import write_report
 
-    runs = list(takewhile(lambda a: not a.startswith("-"), arguments))
-    parser = make_parser("report", "Write one self-contained HTML page about a run, or several side by side.")
-    parser.usage = "momentum2 report RUN [RUN ...] [options]"
-    parser.add_argument(
-        "--out", type=str | None, default=None, help="The page (default: report.html in the run)."
+    options = Options(
+        "report",
+        "Write one self-contained HTML page about a run, or several side by side.",
+        "RUN [RUN ...] [options]",
+        (PageOptions(), ReportOptions()),
     )
-    add_options(parser, ReportOptions)
-    values = parser.instantiate(parse(parser, arguments[len(runs) :]))
-    options = ReportOptions(**{f.name: values[f.name] for f in fields(ReportOptions)})
-    if not runs:
-        raise UserError("Say which run: momentum2 report RUN [RUN ...].")
-    print(f"Wrote {write_report([Path(r) for r in runs], Path(values.out) if values.out else None, options)}")
+    words = options.parse(arguments)
+    if words.help:
+        return options.show()
+    if not words.named:
+        words.one("RUN [RUN ...]")
+    out = words.read(PageOptions()).out
+    path = write_report(
+        [Path(r) for r in words.named], Path(out) if out else None, words.read(ReportOptions())
+    )
+    print(f"Wrote {path}")
     return 0
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """Where it is shown.
+
+    Args:
+        port: Port on 127.0.0.1.
+    """
+
+    port: int = 8010
 
 
 def watch(arguments: list[str]) -> int:
     """Serve the live page."""
     from momentum2.report.watch import watch as run
 
-    parser = make_parser("watch", "Show a run's page on this machine while it trains; ctrl-C ends it.")
-    parser.usage = "momentum2 watch RUN [--port 8010]"
-    parser.add_argument("--port", type=int, default=8010, help="Port on 127.0.0.1.")
-    source, rest = _subject("watch", "RUN", arguments)
-    run(Path(source), parse(parser, rest).port)
+    options = Options(
+        "watch",
+        "Serve a live report of a run on this machine. Press Ctrl-C to stop.",
+        "RUN [options]",
+        (WatchOptions(),),
+    )
+    words = options.parse(arguments)
+    if words.help:
+        return options.show()
+    run(Path(words.one("RUN")), words.read(WatchOptions()).port)
     return 0
 
 
@@ -332,39 +437,24 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
 }
 
 
-def _subject(command: str, what: str, arguments: list[str]) -> tuple[str, list[str]]:
-    """The first argument, which says what a command is about, and the rest; empty if only help is asked for."""
-    if arguments and not arguments[0].startswith("-"):
-        return arguments[0], arguments[1:]
-    if any(a in ("-h", "--help") for a in arguments):
-        return "", arguments
-    raise UserError(f"Say what first: momentum2 {command} {what} [options].")
+def _parse_subject(
+    command: str, description: str, arguments: list[str], how: "DataclassInstance"
+) -> tuple[Options, Words]:
+    """Parse `RUN [--data PATH] [options]`."""
+    from momentum2.evaluate.subject import SubjectOptions
+
+    options = Options(
+        command, description, "RUN [--data PATH] [options]", (DataOption(), how), SubjectOptions()
+    )
+    return options, options.parse(arguments)
 
 
-def _subject_options(
-    command: str, description: str, arguments: list[str], options_class: type[D]
-) -> tuple[str, "SubjectOptions", D]:
-    """Parse `RUN [--data PATH] [options]` into the source, what is evaluated on what, and how."""
+def _subject_options(words: Words) -> "SubjectOptions":
+    """What is evaluated on what: the run's own evaluation data, unless other is named."""
     from momentum2.evaluate.subject import SubjectOptions, data_of
 
-    source, rest = _subject(command, "RUN", arguments)
-    parser = make_parser(command, description)
-    parser.usage = f"momentum2 {command} RUN [--data PATH] [options]"
-    add_options(parser, SubjectOptions)
-    add_options(parser, options_class)
-    data = data_of(source) if source else DataConfig(name="none")
-    rest = [word for a in rest for word in (a.split("=", 1) if a.startswith("--data=") else [a])]
-    if "--data" in rest[:-1]:
-        at = rest.index("--data")
-        data = find_data(rest[at + 1], data)
-        rest = rest[:at] + rest[at + 2 :]
-    parser.set_defaults({"data": asdict(data)})
-    values = parser.instantiate(parse(parser, rest))
-
-    def read(kind: type[E]) -> E:
-        return kind(**{f.name: values[f.name] for f in fields(kind)})
-
-    return source, read(SubjectOptions), read(options_class)
+    data, named = data_of(words.one("RUN")), words.read(DataOption()).data
+    return words.override(SubjectOptions(data=data if named is None else find_data(named, data)))
 
 
 def _stopped() -> int:
@@ -379,41 +469,28 @@ def _say(text: str) -> None:
         print(text)
 
 
-def _add_run_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--out", type=str | None, default=None, help="The run directory.")
-    resume: object = Resume
-    parser.add_argument(
-        "--resume",
-        type=resume,
-        default="auto",
-        help="auto goes on where the run directory is; never refuses to; must refuses to start anew.",
-    )
+def _out(out: str | None, what: str = "DIR") -> Path:
+    if not out:
+        raise UserError(f"Choose where the results go with --out {what}.")
+    return Path(out)
 
 
-def _out(options: Namespace, what: str = "DIR") -> Path:
-    if not options.out:
-        raise UserError(f"Say where the results go: --out {what}.")
-    return Path(options.out)
+def _base(words: Words) -> Config:
+    """The config of the named recipe, or the defaults."""
+    name = words.at_most_one()
+    return find(name).config if name is not None else Config()
 
 
-def _parse_recipe(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[Config, Namespace]:
-    """Parse `RECIPE [overrides]` or `--config FILE [overrides]`; returns the config and all parsed options."""
-    command = parser.prog
-    parser.usage = f"{command} RECIPE [options]\n       {command} --config FILE [options]"
-    parser.epilog = f"Recipes: {', '.join(RECIPES)}."
-    named = bool(arguments) and not arguments[0].startswith("-")
-    rest = arguments[1:] if named else arguments
-    if not named and not any(a.split("=")[0] in ("--config", "-h", "--help") for a in rest):
-        raise UserError(f"Name a recipe: {command} RECIPE, one of {', '.join(RECIPES)}.")
-    recipe = find(arguments[0]) if named else None
-    add_config(parser, recipe.config if recipe else Config())
-    options = parse(parser, rest)
-    given = frozenset(argument.split("=")[0] for argument in rest)
+def _config(words: Words) -> Config:
+    """The config of `RECIPE [overrides]` or `--config FILE [overrides]`."""
+    name = words.at_most_one()
+    if name is None and "config" not in words.options:
+        raise UserError(f"Missing argument RECIPE. Choose one of {', '.join(RECIPES)}.")
+    recipe, config = find(name) if name is not None else None, words.override(_base(words))
+    given = frozenset(words.settings)
     if recipe and recipe.adapt:  # the recipe looks at the user's data; what the user said still wins
-        parser.set_defaults(asdict(recipe.adapt(read_config(parser, options), given)))
-        options = parse(parser, rest)
-    config = read_config(parser, options)
+        config = words.override(recipe.adapt(config, given))
     # A network is tested at the size at which it is trained.
-    if "--data.image_size" in given and "--eval_data.image_size" not in given:
+    if "data.image_size" in given and "eval_data.image_size" not in given:
         config = replace(config, eval_data=replace(config.eval_data, image_size=config.data.image_size))
-    return config, options
+    return config

@@ -2,12 +2,30 @@
 
 One line per field: it is the help text of the command line. Fields that decide *what* is computed are
 separate from those that only decide *how fast* or *how often we look* (`MAY_CHANGE_ON_RESUME`).
+Numbers have their limits in their types.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Smallest and largest value of a number, or length of a list; `settings.py` keeps to them."""
+
+    low: float
+    high: float = math.inf
+
+
+Count = Annotated[int, Limits(1)]
+CountOrZero = Annotated[int, Limits(0)]
+Share = Annotated[float, Limits(0, 1)]
+Positive = Annotated[float, Limits(1e-6)]
+NotNegative = Annotated[float, Limits(0)]
+Width = Annotated[float, Limits(1e-3)]
 
 MethodName = Literal["byol", "moco", "simsiam", "simclr", "supervised"]
 NormName = Literal["local", "synced", "momentum"]
@@ -48,15 +66,15 @@ class MethodConfig:
     name: MethodName = "byol"
     student_norm: NormName = "local"
     teacher_norm: TeacherNormName = "momentum"
-    alpha: Literal["cosine"] | float = "cosine"
-    alpha_base: float = 1.0
-    weight_momentum: float = 0.01
+    alpha: Literal["cosine"] | Share = "cosine"
+    alpha_base: Share = 1.0
+    weight_momentum: Share = 0.01
     weight_schedule: WeightSchedule = "cosine"
-    reference_batch: int = 256
+    reference_batch: Count = 256
     history: History = "local"
     compat: Compat = "paper"
-    temperature: float = 0.2
-    queue_size: int = 65536
+    temperature: Positive = 0.2
+    queue_size: Count = 65536
     freeze_encoder: bool = False
 
 
@@ -76,10 +94,10 @@ class ModelConfig:
 
     backbone: str = "resnet50"
     stem: Stem = "imagenet"
-    width: float = 1.0
-    projector_hidden: int = 4096
-    projector_out: int = 256
-    predictor_hidden: int | None = None
+    width: Width = 1.0
+    projector_hidden: Count = 4096
+    projector_out: Count = 256
+    predictor_hidden: Count | None = None
     weights: str | None = None
 
 
@@ -105,13 +123,13 @@ class DataConfig:
     root: str | None = None
     split: str = "train"
     test_split: str = "test"
-    train_size: int | None = None
-    image_size: int = 224
-    workers: int = 0
+    train_size: Count | None = None
+    image_size: Annotated[int, Limits(8)] = 224
+    workers: CountOrZero = 0
     cache: Cache = "auto"
     cache_dir: str | None = None
     download: bool = False
-    max_bad_fraction: float = 0.01
+    max_bad_fraction: Share = 0.01
 
 
 @dataclass(frozen=True)
@@ -157,18 +175,18 @@ class TrainConfig:
         threads: CPU threads per process; 0 takes the cores that are free.
     """
 
-    epochs: int = 100
-    steps: int | None = None
-    batch_size: int = 256
-    accumulate: int = 1
-    devices: Literal["auto"] | int = "auto"
+    epochs: Count = 100
+    steps: Count | None = None
+    batch_size: Count = 256
+    accumulate: Count = 1
+    devices: Literal["auto"] | Count = "auto"
     precision: Precision = "auto"
     compile: bool = False
     seed: int = 0
-    checkpoint_every: int = 1000
-    keep: int = 2
+    checkpoint_every: Count = 1000
+    keep: Count = 2
     device: str = "auto"
-    threads: int = 0
+    threads: CountOrZero = 0
 
 
 @dataclass(frozen=True)
@@ -188,14 +206,14 @@ class OptimConfig:
     """
 
     name: OptimName = "sgd"
-    lr: float = 0.05
-    weight_decay: float = 1e-4
-    sgd_momentum: float = 0.9
-    warmup_epochs: float = 0.0
-    warmup_start: float = 0.001
-    clip_norm: float | None = None
+    lr: NotNegative = 0.05
+    weight_decay: NotNegative = 1e-4
+    sgd_momentum: Share = 0.9
+    warmup_epochs: NotNegative = 0.0
+    warmup_start: Share = 0.001
+    clip_norm: Annotated[float, Limits(1e-12)] | None = None
     exclude_bias_and_norm: bool = False
-    lars_eta: float = 1e-3
+    lars_eta: NotNegative = 1e-3
 
 
 @dataclass(frozen=True)
@@ -216,17 +234,17 @@ class MonitorConfig:
         slow_step: Alarm when a step takes this many times the run's median.
     """
 
-    log_every: int = 10
-    knn_every: int = 0
-    knn_k: int = 20
-    knn_temperature: float = 0.07
+    log_every: Count = 10
+    knn_every: CountOrZero = 0
+    knn_k: Count = 20
+    knn_temperature: Positive = 0.07
     tensorboard: bool = False
     report: bool = True
     collapse_std: float = 0.1
     collapse_rank: float = 2.0
-    collapse_steps: int = 5
-    wait_fraction: float = 0.3
-    slow_step: float = 5.0
+    collapse_steps: Count = 5
+    wait_fraction: Share = 0.3
+    slow_step: Annotated[float, Limits(1)] = 5.0
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,50 @@
 """The exceptions that a person is meant to read."""
 
+from pathlib import Path
+from typing import Self
+
 
 class UserError(Exception):
     """An expected mistake. The message is one sentence that says what is wrong and what to do.
 
     The command line prints the message alone and exits with code 2; library callers can catch it.
     """
+
+
+class SettingError(UserError):
+    """A mistake in one setting.
+
+    Args:
+        setting: Its dotted name, such as `train.epochs`.
+        problem: The rest of the sentence: `must be at least 1, not 0.`
+        source: The file that has the mistake, if it is one.
+    """
+
+    def __init__(self, setting: str, problem: str, source: Path | None = None) -> None:
+        super().__init__(setting, problem, source)
+        self.setting, self.problem, self.source = setting, problem, source
+
+    def __str__(self) -> str:
+        return self.told("")
+
+    def told(self, prefix: str) -> str:
+        """The sentence; the command line calls a setting `--train.epochs`, with the prefix `--`."""
+        return self._sentence(prefix) if self.source is None else f"{self.source}: {self._sentence('')}"
+
+    def in_file(self, source: Path) -> Self:
+        """The same mistake, made in a file."""
+        return type(self)(self.setting, self.problem, source)
+
+    def _sentence(self, prefix: str) -> str:
+        return f"{prefix}{self.setting} {self.problem}"
+
+
+class UnknownSetting(SettingError):
+    """A name that no setting has; `problem` is the name that may be meant, or empty."""
+
+    def _sentence(self, prefix: str) -> str:
+        hint = f" Did you mean {prefix}{self.problem}?" if self.problem else ""
+        return f"Unknown {'option' if prefix else 'setting'} {prefix}{self.setting}.{hint}"
 
 
 class SaidElsewhere(UserError):

@@ -33,7 +33,7 @@ class Recipe:
     """A config with its headline.
 
     `expect` is a number that somebody measured, with its source; `adapt` fits the config to the user's data,
-    knowing which flags the user gave.
+    knowing the names of the settings that the user gave.
     """
 
     config: Config
@@ -231,7 +231,7 @@ def supervised() -> Recipe:
             base,
             method=MethodConfig("supervised"),
             views=ViewsConfig("supervised"),
-            train=replace(base.train, epochs=90, devices="auto"),
+            train=replace(base.train, epochs=90),
             optim=OptimConfig(lr=0.1, warmup_epochs=5),
         ),
         summary="Supervised baseline, ResNet-50, ImageNet",
@@ -267,15 +267,15 @@ def _fit_to_folder(config: Config, given: frozenset[str]) -> Config:
         )
     small = quickstart().config
     size = min(typical_size(dataset), 224 if gpu else 64)
-    if "--data.image_size" in given:
+    if "data.image_size" in given:
         size = config.data.image_size
     batch = min(256 if gpu else small.train.batch_size, 2 ** int(math.log2(n // 2)))
-    if "--train.batch_size" in given:
+    if "train.batch_size" in given:
         batch = config.train.batch_size
     epochs = (
         min(800, max(20, round(40_000 * batch / n))) if gpu else min(400, max(2, round(6_000 * batch / n)))
     )
-    if "--train.epochs" in given:
+    if "train.epochs" in given:
         epochs = config.train.epochs
     if config.train.steps:
         epochs = max(1, config.train.steps * batch // n)

@@ -3,9 +3,10 @@
 A setting that is added later has as its default what versions without it did, so that nothing has to be said here.
 """
 
+import os
 from collections.abc import Mapping
 
-from momentum2.errors import UserError
+from momentum2.errors import SettingError
 
 #: Names that are still accepted, and what they are called now.
 OLD_NAMES = {"train.virtual_devices": "train.devices"}
@@ -19,36 +20,43 @@ def translate(
     Args:
         given: In any version's words; all of them, or some that override `base`.
         base: What holds where nothing is given, in today's words.
-        world: The number of processes that the run was started with; None if it has not been started.
+        world: The number of processes that a run of these settings was started with; None if none was.
     """
     new = dict(given)
-    grouped = new.get("train.devices", base.get("train.devices", "auto")) not in ("auto", 1)
+    grouped = new.get("train.devices", base.get("train.devices", "auto")) not in ("auto", 1, "1")
     if "train.virtual_devices" in new:  # it counted the groups of the whole batch, all micro-batches together
         groups = _count("train.virtual_devices", new.pop("train.virtual_devices"))
         accumulate = _count("train.accumulate", new.get("train.accumulate", base.get("train.accumulate", 1)))
         if groups > 1 and groups % accumulate:
-            raise UserError(
-                f"--train.virtual_devices {groups} cannot be divided among {accumulate} micro-batches; use "
-                "--train.devices, the number of devices that share each micro-batch."
+            raise SettingError(
+                "train.virtual_devices",
+                f"{groups} cannot be divided among {accumulate} micro-batches. Use train.devices, the number of "
+                "devices that share each micro-batch.",
             )
         grouped = groups > 1
         new.setdefault("train.devices", groups // accumulate if grouped else world or "auto")
     for name in ("method.student_norm", "method.teacher_norm"):
-        if new.get(name) == "split" or (new.get(name) == "batch" and not grouped):
+        if new.get(name) == "batch" and grouped:
+            if world is None and os.environ.get("WORLD_SIZE", "1") != "1":
+                raise SettingError(
+                    name,
+                    "batch with several devices and processes is no longer possible. Use local or synced.",
+                )
+            # Over the whole micro-batch of one process; of several, over the part of each, which nothing is today.
+            new[name] = "synced" if world in (None, 1) else "local"
+        elif new.get(name) in ("batch", "split"):
             new[name] = "local"
-        elif new.get(name) == "batch" and world in (None, 1):  # over the whole micro-batch of the one process
-            new[name] = "synced"
-        elif new.get(name) == "batch":
-            raise UserError(
-                f"--{name} batch with several devices and {world} processes normalized each process's part of the "
-                "batch, which is no longer possible; choose local or synced."
-            )
+    teacherless = new.get("method.name") in ("simsiam", "simclr", "supervised")
+    if teacherless and new.get("method.reference_batch") in (256, "256"):
+        del new["method.reference_batch"]  # the default of version 0.1, which decides nothing there
     return new
 
 
 def _count(name: str, value: object) -> int:
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UserError(f"--{name} must be a whole number of at least 1, not {value}.")
+        raise SettingError(name, f"must be a whole number of at least 1, not {value!r}.")
     return value
 
 

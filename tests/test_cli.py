@@ -8,9 +8,9 @@ import pytest
 import yaml
 from PIL import Image
 
-from momentum2.arguments import make_parser
-from momentum2.cli import _parse_recipe, main
-from momentum2.config import DataConfig
+from momentum2.arguments import ConfigFile, Options
+from momentum2.cli import _config, main
+from momentum2.config import Config, DataConfig
 from momentum2.errors import UserError
 from momentum2.recipes import find_data
 
@@ -25,13 +25,13 @@ def momentum2(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         (["nonsense"], "no command called 'nonsense'"),
         (["pretrian"], "did you mean pretrain?"),
-        (["plan"], "Name a recipe"),
+        (["plan"], "Missing argument RECIPE"),
         (["plan", "nosuchrecipe"], "no recipe called 'nosuchrecipe'"),
         (["plan", "quickstrat"], "did you mean quickstart?"),
         (["plan", "quickstart", "--optim.lr", "abc"], "--optim.lr takes a number, not 'abc'"),
         (["plan", "quickstart", "--method.alpha", "x"], "--method.alpha takes cosine or a number, not 'x'"),
         (["plan", "quickstart", "--method.name", "x"], "--method.name takes byol, moco"),
-        (["plan", "quickstart", "--optim.lrr", "1"], "did you mean --optim.lr?"),
+        (["plan", "quickstart", "--optim.lrr", "1"], "Did you mean --optim.lr?"),
         (["plan", "quickstart", "--train.batch_size", "1"], "--train.batch_size must be at least 2"),
         (["plan", "quickstart", "--train.steps", "0"], "--train.steps must be at least 1"),
         (["plan", "quickstart", "--method.alpha", "1.5"], "--method.alpha must be from 0 to 1"),
@@ -39,16 +39,16 @@ def momentum2(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["plan", "quickstart", "--monitor.log_every", "0"], "--monitor.log_every must be at least 1"),
         (["plan", "quickstart", "--views.recipe", "supervised"], "byol compares two views"),
         (["plan", "quickstart", "--train.devices", "32"], "would see 1 sample"),
-        (["plan", "quickstart", "--train.devices", "7"], "cannot be divided among 7 virtual devices"),
+        (["plan", "quickstart", "--train.devices", "7"], "cannot be divided among 7 device(s)"),
         (["plan", "quickstart", "--method.teacher_norm", "shuffle"], "shuffle is MoCo's"),
-        (["plan", "quickstart", "extra"], "one argument too many"),
+        (["plan", "quickstart", "extra"], "Unexpected argument 'extra'"),
         (["plan", "quickstart", "--processes", "0"], "--processes must be at least 1"),
         (["plan", "quickstart", "--images", "0"], "--images must be at least 1"),
         (["plan", "--config", "nowhere.yaml"], "nowhere.yaml"),
         (["plan", "folder", "--data.root", "nowhere"], "nowhere"),
         (["plan", "folder", "--data.root="], "--data.root is empty"),
-        (["pretrain", "folder", "--data", "photos"], "no option --data; did you mean --data.root?"),
-        (["pretrain", "quickstart", "--out="], "Say where the results go"),
+        (["pretrain", "folder", "--data", "photos"], "Unknown option --data. Did you mean --data.root?"),
+        (["pretrain", "quickstart", "--out="], "Choose where the results go"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(
@@ -83,10 +83,11 @@ def test_a_config_file_in_another_encoding(tmp_path: Path, capsys: pytest.Captur
 
 def test_a_network_is_tested_at_the_size_at_which_it_is_trained():
     sizes = ["quickstart", "--data.image_size", "48"], ["quickstart", "--data.image_size=48"]
+    options = Options("plan", "", options=[ConfigFile()], settings=Config())
     for words in sizes:
-        config, _ = _parse_recipe(make_parser("plan", ""), words)
+        config = _config(options.parse(words))
         assert (config.data.image_size, config.eval_data.image_size) == (48, 48)
-    config, _ = _parse_recipe(make_parser("plan", ""), [*sizes[0], "--eval_data.image_size", "64"])
+    config = _config(options.parse([*sizes[0], "--eval_data.image_size", "64"]))
     assert (config.data.image_size, config.eval_data.image_size) == (48, 64)
 
 
@@ -121,7 +122,7 @@ def test_a_mistake_in_a_process_of_its_own():
     result = momentum2("plan", "quickstart", "--optim.lrr", "1")
     assert result.returncode == 2
     assert result.stdout == ""
-    assert result.stderr == "momentum2: There is no option --optim.lrr; did you mean --optim.lr?\n"
+    assert result.stderr == "momentum2: Unknown option --optim.lrr. Did you mean --optim.lr?\n"
 
 
 def test_help_and_version():

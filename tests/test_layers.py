@@ -15,6 +15,8 @@ LAYERS = [
     "distributed",
     "schedules",
     "config",
+    "spelling",
+    "settings",
     "arguments",
     "norms",
     "weights",

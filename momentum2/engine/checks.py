@@ -1,58 +1,16 @@
 """Settings that cannot be meant, said in one sentence before anything is opened or written."""
 
-import math
-from dataclasses import asdict
-from typing import Any
-
 from momentum2.augment import view_specs
 from momentum2.config import Config
-from momentum2.errors import UserError
-
-#: Smallest and largest value of numeric settings; None is not checked.
-LIMITS: dict[str, tuple[float, float]] = {
-    "method.alpha": (0, 1),
-    "method.alpha_base": (0, 1),
-    "method.weight_momentum": (0, 1),
-    "method.reference_batch": (1, math.inf),
-    "method.temperature": (1e-6, math.inf),
-    "method.queue_size": (1, math.inf),
-    "model.width": (1e-3, math.inf),
-    "model.projector_hidden": (1, math.inf),
-    "model.projector_out": (1, math.inf),
-    "model.predictor_hidden": (1, math.inf),
-    "data.image_size": (8, math.inf),
-    "data.workers": (0, math.inf),
-    "data.max_bad_fraction": (0, 1),
-    "eval_data.image_size": (8, math.inf),
-    "eval_data.workers": (0, math.inf),
-    "train.epochs": (1, math.inf),
-    "train.steps": (1, math.inf),
-    "train.batch_size": (2, math.inf),
-    "train.accumulate": (1, math.inf),
-    "train.devices": (1, math.inf),
-    "train.checkpoint_every": (1, math.inf),
-    "train.keep": (1, math.inf),
-    "train.threads": (0, math.inf),
-    "optim.lr": (0, math.inf),
-    "optim.weight_decay": (0, math.inf),
-    "optim.sgd_momentum": (0, 1),
-    "optim.warmup_epochs": (0, math.inf),
-    "optim.warmup_start": (0, 1),
-    "optim.clip_norm": (1e-12, math.inf),
-    "optim.lars_eta": (0, math.inf),
-    "monitor.log_every": (1, math.inf),
-    "monitor.knn_every": (0, math.inf),
-    "monitor.knn_k": (1, math.inf),
-    "monitor.knn_temperature": (1e-6, math.inf),
-    "monitor.collapse_steps": (1, math.inf),
-    "monitor.wait_fraction": (0, 1),
-    "monitor.slow_step": (1, math.inf),
-}
+from momentum2.errors import SettingError, UserError
+from momentum2.settings import check as check_settings
 
 
 def check(config: Config) -> None:
     """Raise a `UserError` for a value out of its limits, or for views that do not suit the method."""
-    check_limits(asdict(config), LIMITS)
+    check_settings(config)
+    if config.train.batch_size < 2:
+        raise SettingError("train.batch_size", f"must be at least 2, not {config.train.batch_size}.")
     method = config.method
     views = len(view_specs(config.views, config.data.image_size))
     if method.name == "supervised":
@@ -70,13 +28,3 @@ def check(config: Config) -> None:
         raise UserError(
             f"--method.queue_size must be at least the batch size, {config.train.batch_size}, not {method.queue_size}."
         )
-
-
-def check_limits(sections: dict[str, Any], limits: dict[str, tuple[float, float]]) -> None:
-    """Raise a `UserError` for a number out of its limits."""
-    for name, (low, high) in limits.items():
-        section, field = name.split(".")
-        value = sections[section][field]
-        if isinstance(value, int | float) and not low <= value <= high:  # a NaN is not within limits either
-            bound = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
-            raise UserError(f"--{name} must be {bound}, not {value:g}.")

@@ -13,7 +13,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from momentum2 import __version__, backbones
-from momentum2.arguments import config_from_file
 from momentum2.augment import ViewSpec, view_specs
 from momentum2.config import Config, Network, Stem, ViewsConfig
 from momentum2.engine.checkpoint import (
@@ -27,6 +26,7 @@ from momentum2.engine.checkpoint import (
 from momentum2.engine.preprocess import Preprocess
 from momentum2.engine.run import CONFIG, ENCODER
 from momentum2.errors import UserError
+from momentum2.settings import config_from_file
 from momentum2.weights import Architecture, fill, identify, network_in, read_state, to_bytes
 
 log = logging.getLogger("momentum2")

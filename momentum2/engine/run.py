@@ -17,11 +17,12 @@ import yaml
 from torch import nn
 
 from momentum2.config import MAY_CHANGE_ON_RESUME, Config, TrainConfig
-from momentum2.engine.checkpoint import Checkpoints, sync_directory, write_synced
+from momentum2.engine.checkpoint import STATE, Checkpoints, sync_directory, write_synced
 from momentum2.engine.plan import per_device
 from momentum2.engine.together import any_process, broadcast_bytes, group_device, on_first, raise_together
 from momentum2.errors import UserError
-from momentum2.spelling import inexact, translate
+from momentum2.settings import from_file, read_settings
+from momentum2.spelling import inexact
 
 CONFIG = "config.yaml"
 ENCODER = "encoder.safetensors"
@@ -131,12 +132,8 @@ def _check_resume(run: Run, config: RunConfig, resume: Resume) -> None:
 
 def check_config(out: Path, config: RunConfig) -> None:
     """Raise a `UserError` if the run in `out` has other settings that decide what is computed."""
-    read = _read_config(out)
     now = _flat(asdict(config))
-    if {name.split(".")[0] for name in now if "." in name} - {name.split(".")[0] for name in read}:
-        raise UserError(f"{out / CONFIG} is not a config; choose another --out.")
-    defaults = _flat(asdict(type(config)()))
-    before = defaults | translate(read, defaults, _world(out))
+    before = _flat(asdict(from_file(type(config)(), out / CONFIG, _world(out))))
     differing = [
         f"{name} was {before.get(name)}, now {now.get(name)}"
         for name in sorted(before.keys() | now.keys())
@@ -147,7 +144,7 @@ def check_config(out: Path, config: RunConfig) -> None:
             f"{out} was started with other settings ({'; '.join(differing)}); use those, or another --out."
         )
     state = _newest_state(out)
-    reason = inexact(read, int(state["world"])) if state and "format" not in state else None
+    reason = inexact(_read_config(out), state["world"]) if state and "format" not in state else None
     if reason:
         raise UserError(
             f"{out} was started with an earlier version and cannot be resumed as it began ({reason}); choose "
@@ -159,36 +156,33 @@ def devices_of(out: Path) -> int | None:
     """The number of devices of the run in `out`, which has a checkpoint; None if there is none yet."""
     if not (out / CONFIG).exists() or _newest_state(out) is None:
         return None
-    found = translate(_read_config(out), {}, _world(out)).get("train.devices")
-    return found if isinstance(found, int) else None
+    found = from_file(Config(), out / CONFIG, _world(out)).train.devices
+    return None if found == "auto" else found
 
 
-def _world(out: Path) -> int | None:
-    """The number of processes that wrote the newest checkpoint; None if there is no checkpoint yet."""
+def _world(out: Path) -> int:
+    """The number of processes that wrote the newest checkpoint; 1 if there is no checkpoint yet."""
     state = _newest_state(out)
-    return int(state["world"]) if state else None
+    return state["world"] if state else 1
 
 
 def _newest_state(out: Path) -> dict[str, Any] | None:
-    """The `state.json` of the newest checkpoint that has one."""
+    """The `state.json` of the newest checkpoint that has a sound one."""
     checkpoints = Checkpoints(out / "checkpoints", keep=1, config_hash="")
     for step in reversed(checkpoints.steps()):
         try:
-            return dict(json.loads((checkpoints.path(step) / "state.json").read_bytes()))
-        except (OSError, ValueError, TypeError):
-            continue  # reported where the checkpoint itself is read
+            state = json.loads((checkpoints.path(step) / STATE).read_bytes())
+            if isinstance(state["world"], int):
+                return dict(state)
+        except (OSError, ValueError, TypeError, KeyError):
+            continue  # said where the checkpoint itself is read
     return None
 
 
 def _read_config(out: Path) -> dict[str, Any]:
     """The settings in a run's `config.yaml` by dotted name, in the words of the version that began it."""
-    try:
-        read = yaml.safe_load((out / CONFIG).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        read = None
-    if not isinstance(read, dict) or not all(isinstance(name, str) for name in read):
-        raise UserError(f"{out / CONFIG} is not a config; choose another --out.")
-    return _flat(read)
+    read_settings(out / CONFIG)  # refuses what is not settings; what is can be constructed without harm
+    return _flat(yaml.safe_load((out / CONFIG).read_bytes()))
 
 
 def _write_config(run: Run, config: RunConfig) -> str:

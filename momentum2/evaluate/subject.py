@@ -10,7 +10,6 @@ from typing import Literal, cast
 import numpy as np
 import torch
 
-from momentum2.arguments import config_from_file
 from momentum2.augment import ViewSpec, view_specs
 from momentum2.backbones import Encoder
 from momentum2.config import DataConfig, Network, Precision, Stem, ViewsConfig
@@ -19,10 +18,11 @@ from momentum2.engine.device import choose_device
 from momentum2.engine.encoder import EncoderCard, load_encoder, read_card
 from momentum2.engine.run import CONFIG
 from momentum2.engine.together import joined
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
 from momentum2.evaluate.features import Features, extract
 from momentum2.evaluate.floors import Pixels, random_encoder
 from momentum2.evaluate.results import PIXELS, RANDOM, Settings
+from momentum2.settings import config_from_file
 
 Weights = Literal["given", "random", "pixels"]
 
@@ -221,6 +221,8 @@ def _flags_without_section() -> Iterator[None]:
     """What training calls --train.batch_size is --batch_size here."""
     try:
         yield
+    except SettingError as error:
+        raise type(error)(error.setting.removeprefix("train."), error.problem, error.source) from None
     except UserError as error:
         raise type(error)(str(error).replace("--train.", "--")) from None
 

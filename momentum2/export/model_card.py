@@ -6,11 +6,11 @@ from typing import Any
 
 import yaml
 
-from momentum2.arguments import config_from_file
 from momentum2.engine.encoder import EncoderCard
 from momentum2.engine.logging import read_metrics
 from momentum2.engine.run import CONFIG
 from momentum2.evaluate.results import read_results
+from momentum2.settings import config_from_file
 
 #: Settings that say where things lie on somebody's machine.
 _PRIVATE = ("root", "cache_dir", "weights", "device")

@@ -6,12 +6,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from momentum2.arguments import config_from_file
 from momentum2.config import Config
 from momentum2.engine.logging import read_metrics
 from momentum2.engine.run import CONFIG, ENCODER
 from momentum2.errors import UserError
 from momentum2.evaluate.results import RESULTS, read_results
+from momentum2.settings import config_from_file
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 import os
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import get_args
 
-from momentum2.arguments import make_parser, parse
+from momentum2.arguments import Options
+from momentum2.config import Count
 from momentum2.engine.device import allowed_cores
 from momentum2.errors import UserError
 from momentum2.reproduce.rows import Scale, Table
@@ -23,44 +23,54 @@ _DESCRIPTION = (
 )
 
 
+@dataclass(frozen=True)
+class ReproduceOptions:
+    """How a table is run.
+
+    Args:
+        scale: How large.
+        rows: Only these rows, by their names with commas between.
+        seeds: Seeds with commas between (default: 0; cifar: 0,1).
+        epochs: Length of the shortest pretraining instead of the scale's own.
+        out: Where all goes (default: runs/reproduce/SCALE).
+        data: The images to pretrain on; smoke needs none.
+        detection_data: COCO or LVIS, for the tables about them.
+        jobs: Runs side by side (default: one a core; paper: 1).
+        launcher: What starts `-m momentum2 ...`, with {nodes} for the number of machines of 8 GPUs (paper: torchrun).
+        dry_run: Print the commands instead of running them.
+    """
+
+    scale: Scale = "smoke"
+    rows: str | None = None
+    seeds: str | None = None
+    epochs: Count | None = None
+    out: str | None = None
+    data: str | None = None
+    detection_data: str | None = None
+    jobs: Count | None = None
+    launcher: str | None = None
+    dry_run: bool = False
+
+
 def reproduce(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
-    parser = make_parser("reproduce", _DESCRIPTION)
-    parser.usage = "momentum2 reproduce TABLE [--scale smoke|cifar|paper] [options]"
-    parser.epilog = f"Tables: {', '.join(TABLES)}."
-    add = parser.add_argument
-    scale: object = Scale
-    add("--scale", type=scale, default="smoke", help=f"How large: {', '.join(get_args(Scale))}.")
-    add("--rows", type=str | None, default=None, help="Only these rows, by their names with commas between.")
-    add("--seeds", type=str | None, default=None, help="Seeds with commas between (default: 0; cifar: 0,1).")
-    add(
-        "--epochs",
-        type=int | None,
-        default=None,
-        help="Length of the shortest pretraining instead of the scale's own.",
+    parser = Options(
+        "reproduce",
+        _DESCRIPTION,
+        "TABLE [--scale smoke|cifar|paper] [options]",
+        (ReproduceOptions(),),
+        epilog=f"Tables: {', '.join(TABLES)}.",
     )
-    add("--out", type=str | None, default=None, help="Where all goes (default: runs/reproduce/SCALE).")
-    add("--data", type=str | None, default=None, help="The images to pretrain on; smoke needs none.")
-    add("--detection-data", type=str | None, default=None, help="COCO or LVIS, for the tables about them.")
-    add("--jobs", type=int | None, default=None, help="Runs side by side (default: one a core; paper: 1).")
-    add(
-        "--launcher",
-        type=str | None,
-        default=None,
-        help="What starts `-m momentum2 ...`, with {nodes} for the number of machines of 8 GPUs (paper: torchrun).",
-    )
-    add("--dry-run", action="store_true", help="Print the commands instead of running them.")
-    if arguments and arguments[0] in ("-h", "--help"):
-        parse(parser, arguments)
-    if not arguments or arguments[0].startswith("-"):
-        raise UserError(f"Say which table: momentum2 reproduce TABLE, one of {', '.join(TABLES)}.")
-    name, options = arguments[0], parse(parser, arguments[1:])
+    words = parser.parse(arguments)
+    if words.help:
+        return parser.show()
+    if not words.named:
+        raise UserError(f"Missing argument TABLE. Choose one of {', '.join(TABLES)}.")
+    name, options = words.one("TABLE"), words.read(ReproduceOptions())
     if name not in TABLES:
         close = get_close_matches(name, TABLES, n=1)
         hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(TABLES)}."
         raise UserError(f"There is no table called {name!r}; {hint}")
-    if options.jobs is not None and options.jobs < 1:
-        raise UserError(f"--jobs must be at least 1, not {options.jobs}.")
     paper = options.scale == "paper"
     if paper and options.launcher is None and not options.dry_run:
         raise UserError(
@@ -73,8 +83,6 @@ def reproduce(arguments: list[str]) -> int:
         shlex.split(options.launcher or "")
     except ValueError as error:
         raise UserError(f"--launcher {options.launcher}: {str(error).lower()}.") from None
-    if options.epochs is not None and options.epochs < 1:
-        raise UserError(f"--epochs must be at least 1, not {options.epochs}.")
     table = TABLES[name](options.scale, options.epochs)
     keys = _keys(table, options.rows)
     if not options.dry_run:

@@ -48,12 +48,17 @@ class Pretraining:
         """Its run directory."""
         return out / "runs" / self.name.replace(" ", ",") / f"seed-{seed}"
 
-    def flags(self, seed: int, root: str | None) -> list[str]:
+    def settings(self, seed: int, root: str | None) -> dict[str, object]:
         """What is changed in the recipe; `root` is where the images are."""
-        flags = {**self.common, **self.changes, "train.seed": seed}
+        settings = {**self.common, **self.changes, "train.seed": seed}
         if root is not None:
-            flags |= {"data.root": root, "eval_data.root": root}
-        return [word for name, value in flags.items() for word in (f"--{name}", _word(value))]
+            settings |= {"data.root": root, "eval_data.root": root}
+        return settings
+
+    def flags(self, seed: int, root: str | None) -> list[str]:
+        """The same as words."""
+        settings = self.settings(seed, root)
+        return [word for name, value in settings.items() for word in (f"--{name}", _word(value))]
 
     def command(self, out: Path, seed: int, root: str | None) -> list[str]:
         """The words after `momentum2`."""

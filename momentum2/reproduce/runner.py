@@ -19,12 +19,12 @@ from pathlib import Path
 from statistics import fmean
 from types import FrameType
 
-from momentum2.arguments import add_config, make_parser, parse, read_config
 from momentum2.engine.run import CONFIG, ENCODER, check_config
 from momentum2.errors import UserError
 from momentum2.recipes import find
 from momentum2.reproduce.outcome import collect, markdown, plot, read_outcome
 from momentum2.reproduce.rows import Pretraining, Row, Table
+from momentum2.settings import override
 
 #: What starts a command at the paper's scale, on one machine of 8 GPUs and on several.
 _MACHINE = "torchrun --nproc-per-node 8"
@@ -266,9 +266,7 @@ def _check_settings(work: Work, run: Pretraining, seed: int) -> None:
     """Refuse to take a run with other settings, such as an older version's, for this one."""
     directory = run.run(work.out, seed)
     if (directory / CONFIG).exists():
-        parser = make_parser("pretrain", "")
-        add_config(parser, find(run.recipe).config)
-        check_config(directory, read_config(parser, parse(parser, run.flags(seed, work.root))))
+        check_config(directory, override(find(run.recipe).config, run.settings(seed, work.root)))
 
 
 def _measure_seconds(work: Work, children: _Children) -> None:

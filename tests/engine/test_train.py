@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from momentum2.arguments import config_from_file
 from momentum2.config import (
     Config,
     DataConfig,
@@ -22,6 +21,7 @@ from momentum2.config import (
 from momentum2.engine.logging import read_metrics
 from momentum2.engine.pretrain import pretrain
 from momentum2.errors import UserError
+from momentum2.settings import config_from_file
 
 TINY = Config(
     method=MethodConfig(weight_momentum=0.1, reference_batch=16, queue_size=32),

@@ -8,7 +8,8 @@ from typing import get_args
 
 import pytest
 
-from momentum2.arguments import add_config, make_parser, parse, read_config
+from momentum2.arguments import Options
+from momentum2.cli import RunOptions
 from momentum2.config import Config
 from momentum2.engine.plan import resolve
 from momentum2.recipes import find
@@ -34,10 +35,8 @@ def config_of(run: Pretraining) -> Config:
 
 @cache
 def parsed(command: tuple[str, ...]) -> Config:
-    parser = make_parser("pretrain", "")
-    parser.add_argument("--out", type=str)
-    add_config(parser, find(command[1]).config)
-    return read_config(parser, parse(parser, command[2:]))
+    words = Options("pretrain", "", options=[RunOptions()], settings=Config()).parse(command[1:])
+    return words.override(find(words.one("RECIPE")).config)
 
 
 @pytest.mark.parametrize("table", tables(), ids=lambda t: f"{t.name}-{t.scale}")

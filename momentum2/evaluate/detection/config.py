@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
-from momentum2.config import MonitorConfig, OptimConfig, Stem, TrainConfig
+from momentum2.config import (
+    Count,
+    CountOrZero,
+    Limits,
+    MonitorConfig,
+    OptimConfig,
+    Share,
+    Stem,
+    TrainConfig,
+    Width,
+)
 
 DetectorName = Literal["mask_rcnn", "cascade_rcnn", "retinanet", "fcos"]
 DetectionDataName = Literal["shapes", "coco", "lvis"]
@@ -28,7 +38,7 @@ class EncoderConfig:
 
     backbone: str = "resnet50"
     stem: Stem = "imagenet"
-    width: float = 1.0
+    width: Width = 1.0
 
 
 @dataclass(frozen=True)
@@ -54,14 +64,14 @@ class DetectionDataConfig:
     root: str | None = None
     split: str = "train"
     test_split: str = "test"
-    train_size: int | None = None
-    test_size: int | None = None
-    short_edges: list[int] = field(default_factory=lambda: list(range(640, 801, 32)))
-    test_short_edge: int = 800
-    max_long_edge: int = 1333
-    flip: float = 0.5
-    repeat_threshold: float = 0.0
-    workers: int = 2
+    train_size: Count | None = None
+    test_size: Count | None = None
+    short_edges: Annotated[list[Count], Limits(1)] = field(default_factory=lambda: list(range(640, 801, 32)))
+    test_short_edge: Count = 800
+    max_long_edge: Count = 1333
+    flip: Share = 0.5
+    repeat_threshold: Share = 0.0
+    workers: CountOrZero = 2
 
 
 @dataclass(frozen=True)
@@ -78,13 +88,13 @@ class HeadConfig:
         detections: Detections per image at most.
     """
 
-    fpn_channels: int = 256
+    fpn_channels: Count = 256
     tower_norm: TowerNorm = "none"
-    box_width: int = 1024
-    proposals: int = 1000
-    sampled: int = 512
-    score_threshold: float = 0.05
-    detections: int = 100
+    box_width: Count = 1024
+    proposals: Count = 1000
+    sampled: Count = 512
+    score_threshold: Share = 0.05
+    detections: Count = 100
 
 
 @dataclass(frozen=True)
@@ -113,7 +123,7 @@ class DetectConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
-    evaluate_every: int = 0
+    evaluate_every: CountOrZero = 0
 
 
 def preset(model: DetectorName, data: DetectionDataName) -> DetectConfig:

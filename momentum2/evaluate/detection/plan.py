@@ -1,30 +1,12 @@
 """What the settings come to for a number of images and processes."""
 
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from momentum2.engine.checks import LIMITS, check_limits
 from momentum2.errors import UserError
 from momentum2.evaluate.detection.config import DetectConfig
 from momentum2.schedules import scaled_lr, warmup_step_decay
+from momentum2.settings import check as check_settings
 
-_SHARED = ("train.", "optim.", "monitor.", "data.workers")  # settings that mean what they mean in pretraining
-_LIMITS = {name: limits for name, limits in LIMITS.items() if name.startswith(_SHARED)} | {
-    "train.batch_size": (1, math.inf),
-    "encoder.width": (1e-3, math.inf),
-    "head.fpn_channels": (1, math.inf),
-    "head.box_width": (1, math.inf),
-    "head.proposals": (1, math.inf),
-    "head.sampled": (1, math.inf),
-    "head.score_threshold": (0, 1),
-    "head.detections": (1, math.inf),
-    "data.train_size": (1, math.inf),
-    "data.test_size": (1, math.inf),
-    "data.test_short_edge": (1, math.inf),
-    "data.max_long_edge": (1, math.inf),
-    "data.flip": (0, 1),
-    "data.repeat_threshold": (0, 1),
-}
 _SCHEDULE_IMAGES = {"1x": 90_000 * 16, "2x": 180_000 * 16}
 
 
@@ -45,14 +27,9 @@ class Plan:
 
 def check(config: DetectConfig) -> None:
     """Raise a `UserError` for a value that cannot be meant, before anything is opened or written."""
-    check_limits(asdict(config), _LIMITS)
+    check_settings(config)
     if config.train.devices not in ("auto", 1):
         raise UserError("The norms of detectors are synced; --train.devices is for pretraining.")
-    shortest = min(config.data.short_edges, default=0)
-    if shortest < 1:
-        raise UserError(f"--data.short_edges must be at least 1, not {shortest}.")
-    if config.evaluate_every < 0:
-        raise UserError(f"--evaluate_every must be at least 0, not {config.evaluate_every}.")
 
 
 def resolve(config: DetectConfig, steps_per_epoch: int, world: int) -> Plan:

@@ -1,12 +1,10 @@
 """The command `momentum2 detect`."""
 
 import os
-from dataclasses import asdict, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jsonargparse import ArgumentParser, Namespace
-
-from momentum2.arguments import add_options, make_parser, parse
+from momentum2.arguments import ConfigFile, Options, Words
 from momentum2.engine.device import choose_device
 from momentum2.engine.run import CONFIG, Resume
 from momentum2.engine.together import joined
@@ -18,6 +16,7 @@ from momentum2.evaluate.detection.folder import detect_in_folder
 from momentum2.evaluate.detection.plan import check
 from momentum2.evaluate.detection.report import Evaluation
 from momentum2.evaluate.detection.saved import load_detector
+from momentum2.settings import from_file
 
 _DESCRIPTION = (
     "Fine-tune a detector on the encoder of RUN (a run directory or a file of weights) and evaluate it; the same "
@@ -26,35 +25,56 @@ _DESCRIPTION = (
 )
 
 
+@dataclass(frozen=True)
+class DetectOptions:
+    """What is done, and where the results go.
+
+    Args:
+        out: The run directory, or where other results go.
+        resume: auto resumes a run or starts one; never only starts; must only resumes.
+        eval_only: Evaluate the fine-tuned detector in RUN.
+        images: Run the detector in RUN on this folder.
+    """
+
+    out: str | None = None
+    resume: Resume = "auto"
+    eval_only: bool = False
+    images: str | None = None
+
+
 def detect(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
-    parser = _parser()
-    options = parse(parser, arguments)
+    parser = Options(
+        "detect", _DESCRIPTION, "[RUN] [options]", (DetectOptions(), ConfigFile()), DetectConfig()
+    )
+    words = parser.parse(arguments)
+    named = words.override(DetectConfig())
+    if words.help:
+        return parser.show(preset(named.model, named.data.name))
+    run, options = words.at_most_one(), words.read(DetectOptions())
     if options.eval_only or options.images is not None:
-        if options.run is None:
+        if run is None:
             raise UserError("Name the run of the fine-tuned detector: momentum2 detect RUN --eval-only.")
-        return _use(parser, options, arguments)
+        return _use(Path(run), words, options)
+    if not options.out:
+        raise UserError("Choose a run directory with --out DIR.")
     # The settings of this model on these data are the defaults; what the user said still wins.
-    parser.set_defaults(asdict(preset(options.model, options.data.name)))
-    options = parse(parser, arguments)
-    if options.out is None:
-        raise UserError("Say where the run directory goes: --out DIR.")
-    if not finetune(_config(parser, options), options.run, Path(options.out), options.resume):
+    config = words.override(preset(named.model, named.data.name))
+    if not finetune(config, run, Path(options.out), options.resume):
         print("Stopped and saved: run the same command again to go on.")
         return os.EX_TEMPFAIL  # asks schedulers to try again
     return 0
 
 
-def _use(parser: ArgumentParser, options: Namespace, arguments: list[str]) -> int:
+def _use(run: Path, words: Words, options: DetectOptions) -> int:
     """Evaluate a fine-tuned detector, or run it on a folder."""
-    run = Path(options.run)
     detector, card = load_detector(run)
-    parser.set_defaults(asdict(preset(card.model, options.data.name)))
-    parser.set_defaults({"data.test_short_edge": card.short_edge, "data.max_long_edge": card.max_long_edge})
-    # The test set of its training, unless another is named.
-    trained = ["--config", str(run / CONFIG)] if (run / CONFIG).exists() else []
-    options = parse(parser, [*trained, *arguments])
-    config = _config(parser, options)
+    config = preset(card.model, words.override(DetectConfig()).data.name)
+    sizes = replace(config.data, test_short_edge=card.short_edge, max_long_edge=card.max_long_edge)
+    config = replace(config, data=sizes)
+    if (run / CONFIG).exists():  # the test set of its training, unless another is named
+        config = from_file(config, run / CONFIG)
+    config = words.override(config)
     check(config)
     device = choose_device(config.train.device)
     detector.to(device)
@@ -73,32 +93,3 @@ def _use(parser: ArgumentParser, options: Namespace, arguments: list[str]) -> in
             )
         Evaluation(detector, data, device, style(config.data)).write(out)
     return 0
-
-
-def _parser() -> ArgumentParser:
-    parser = make_parser("detect", _DESCRIPTION)
-    parser.add_argument("run", nargs="?", default=None, help="Run directory or file of weights.")
-    parser.add_argument(
-        "--out",
-        type=str | None,
-        default=None,
-        help="The run directory, or where other results go.",
-    )
-    resume: object = Resume
-    parser.add_argument(
-        "--resume", type=resume, default="auto", help="auto goes on; never and must refuse otherwise."
-    )
-    parser.add_argument("--eval-only", action="store_true", help="Evaluate the fine-tuned detector in RUN.")
-    parser.add_argument(
-        "--images", type=str | None, default=None, help="Run the detector in RUN on this folder."
-    )
-    parser.add_argument(
-        "--config", action="config", help="YAML file of settings, such as a run's config.yaml"
-    )
-    add_options(parser, DetectConfig)
-    return parser
-
-
-def _config(parser: ArgumentParser, options: Namespace) -> DetectConfig:
-    values = parser.instantiate(options)
-    return DetectConfig(**{f.name: values[f.name] for f in fields(DetectConfig)})
