@@ -37,7 +37,7 @@ class MethodConfig:
         alpha_base: Where the cosine schedule of alpha starts.
         weight_momentum: m_base, the share of the student that enters the teacher each step (0.01, not 0.99).
         weight_schedule: cosine lowers m from m_base to 0; constant keeps it (MoCo).
-        reference_batch: The batch size at which weight_momentum holds; it scales linearly from there.
+        reference_batch: Batch size at which weight_momentum holds, in proportion at others (default: at any as given).
         history: The teacher's momentum statistics: per process (local, the paper), or their mean over all (global).
         compat: paper for the paper's formulas, official for the arithmetic of the authors' code.
         temperature: Softmax temperature of the contrastive methods.
@@ -52,7 +52,7 @@ class MethodConfig:
     alpha_base: float = 1.0
     weight_momentum: float = 0.01
     weight_schedule: WeightSchedule = "cosine"
-    reference_batch: int = 256
+    reference_batch: int | None = None
     history: History = "local"
     compat: Compat = "paper"
     temperature: float = 0.2

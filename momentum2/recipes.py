@@ -155,7 +155,10 @@ def imagenet_128gpu() -> Recipe:
 def byol() -> Recipe:
     base = imagenet_128gpu().config
     return Recipe(
-        replace(base, method=replace(base.method, student_norm="synced", teacher_norm="synced")),
+        replace(
+            base,
+            method=replace(base.method, student_norm="synced", teacher_norm="synced", reference_batch=None),
+        ),
         summary="BYOL with synced BN on both sides, otherwise as imagenet-128gpu",
         command="torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
         "-m momentum2 pretrain byol --data.root IMAGENET --eval_data.root IMAGENET --out runs/byol",
@@ -174,7 +177,6 @@ def moco_v2() -> Recipe:
                 alpha=0.064,
                 weight_momentum=0.001,
                 weight_schedule="constant",
-                reference_batch=1024,
             ),
             model=ModelConfig("resnet50", projector_hidden=2048, projector_out=128),
             views=ViewsConfig("moco_v2"),
@@ -244,7 +246,7 @@ def supervised() -> Recipe:
 def folder() -> Recipe:
     return Recipe(
         Config(
-            method=MethodConfig(weight_momentum=0.02),
+            method=MethodConfig(weight_momentum=0.02, reference_batch=256),
             model=ModelConfig("resnet18", projector_hidden=1024, projector_out=256),
             train=TrainConfig(epochs=200),
             optim=OptimConfig(lr=0.1),

@@ -37,8 +37,13 @@ def scaled_lr(lr_per_256: float, batch_size: int) -> float:
     return lr_per_256 * batch_size / 256
 
 
-def scaled_weight_momentum(m_base: float, batch_size: int, reference_batch: int) -> float:
-    """The other half of the paper's joint rule: batch × n means lr × n *and* m_base × n (at most 1)."""
+def scaled_weight_momentum(m_base: float, batch_size: int, reference_batch: int | None) -> float:
+    """The other half of the paper's joint rule: batch × n means lr × n *and* m_base × n (at most 1).
+
+    The rule is Momentum² Teacher's alone; without a reference batch, m_base is used as given.
+    """
+    if reference_batch is None:
+        return m_base
     return min(m_base * batch_size / reference_batch, 1.0)
 
 

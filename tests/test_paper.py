@@ -1,8 +1,12 @@
 """The paper's settings, transcribed by hand: a recipe cannot drift from them unnoticed."""
 
+from dataclasses import replace
+
 import pytest
 
 from momentum2.config import Config
+from momentum2.engine.plan import resolve
+from momentum2.recipes import RECIPES as ALL
 from momentum2.recipes import find
 
 SGD = {"optim.name": "sgd", "optim.sgd_momentum": 0.9, "optim.weight_decay": 1e-4}
@@ -26,7 +30,6 @@ LARS = {
     "optim.lars_eta": 1e-3,
     "optim.exclude_bias_and_norm": True,
     "method.weight_momentum": 0.01,
-    "method.reference_batch": 4096,
     "train.epochs": 300,
     "train.batch_size": 4096,
     "train.virtual_devices": 128,
@@ -66,7 +69,7 @@ RECIPES: dict[str, dict[str, object]] = {
         "train.batch_size": 256,
         "train.virtual_devices": 8,
     },
-    "imagenet-128gpu": {**LARS, **WARM, **SCHEDULED, **M2, **IMAGENET},
+    "imagenet-128gpu": {**LARS, **WARM, **SCHEDULED, **M2, **IMAGENET, "method.reference_batch": 4096},
     "byol": {
         **LARS,
         **WARM,
@@ -75,6 +78,7 @@ RECIPES: dict[str, dict[str, object]] = {
         "method.name": "byol",
         "method.student_norm": "synced",
         "method.teacher_norm": "synced",
+        "method.reference_batch": None,
     },
     "moco-v2": {
         **SGD,
@@ -86,6 +90,7 @@ RECIPES: dict[str, dict[str, object]] = {
         "method.alpha": 0.064,
         "method.weight_momentum": 0.001,
         "method.weight_schedule": "constant",
+        "method.reference_batch": None,
         "method.temperature": 0.2,
         "method.queue_size": 65536,
         "model.backbone": "resnet50",
@@ -105,6 +110,17 @@ def test_a_recipe_of_the_paper_has_its_settings(name: str):
     config = find(name).config
     has = {field: setting(config, field) for field in RECIPES[name]}
     assert has == RECIPES[name]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_m_grows_with_the_batch_in_momentum2_teacher_alone(name: str):
+    config = find(name).config
+    m = [
+        resolve(replace(config, train=replace(config.train, batch_size=n)), 1_281_167).schedule.m(0)
+        for n in (config.train.batch_size, 2 * config.train.batch_size)
+    ]
+    momentum2_teacher = config.method.name == "byol" and config.method.teacher_norm == "momentum"
+    assert m == pytest.approx([config.method.weight_momentum * n for n in (1, 1 + momentum2_teacher)])
 
 
 def setting(config: Config, field: str) -> object:

@@ -38,6 +38,11 @@ def test_joint_scaling_rule():
     assert scaled_weight_momentum(0.5, 1024, 256) == 1.0
 
 
+@pytest.mark.parametrize("batch", [32, 256, 4096])
+def test_m_stays_without_a_reference_batch(batch: int):
+    assert scaled_weight_momentum(0.001, batch, None) == 0.001
+
+
 def test_schedule_fixed_and_cosine():
     moving = Schedule(K=100, lr_base=1.0, m_base=0.01)
     assert (moving.alpha(0), moving.m(0)) == (1.0, 0.01)

@@ -55,7 +55,8 @@ def classifier_config(
     """The whole run as a config, in which a digest of weights and image names stands for their place."""
     o, card = subject.options, subject.card
     return Config(
-        method=MethodConfig("supervised", student_norm="synced", freeze_encoder=freeze),
+        # There is no m to scale; the reference batch is that of versions before, so that their runs can be resumed.
+        method=MethodConfig("supervised", "synced", reference_batch=256, freeze_encoder=freeze),
         model=ModelConfig(card.backbone, card.stem, card.width, weights=_digest(subject.encoder, images)),
         data=o.data,
         views=ViewsConfig("supervised"),
