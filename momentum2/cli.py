@@ -256,7 +256,7 @@ def export(arguments: list[str]) -> int:
     )
     network: object = Network | None
     parser.add_argument(
-        "--network", type=network, default=None, help="teacher (where there is one) or student."
+        "--network", type=network, default=None, help="teacher or student (default: by method.export)."
     )
     parser.add_argument(
         "--recalibrate",

@@ -43,6 +43,7 @@ class MethodConfig:
         temperature: Softmax temperature of the contrastive methods.
         queue_size: Number of negatives that MoCo keeps.
         freeze_encoder: Train only the classifier (method supervised).
+        export: The encoder that is exported and scored: teacher or student (default: the teacher where there is one).
     """
 
     name: MethodName = "byol"
@@ -58,6 +59,7 @@ class MethodConfig:
     temperature: float = 0.2
     queue_size: int = 65536
     freeze_encoder: bool = False
+    export: Network | None = None
 
 
 @dataclass(frozen=True)

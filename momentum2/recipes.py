@@ -157,7 +157,7 @@ def byol() -> Recipe:
     return Recipe(
         replace(
             base,
-            method=replace(base.method, student_norm="synced", teacher_norm="synced", reference_batch=None),
+            method=MethodConfig("byol", "synced", "synced", weight_momentum=0.01, export="student"),
         ),
         summary="BYOL with synced BN on both sides, otherwise as imagenet-128gpu",
         command="torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
@@ -177,6 +177,7 @@ def moco_v2() -> Recipe:
                 alpha=0.064,
                 weight_momentum=0.001,
                 weight_schedule="constant",
+                export="student",
             ),
             model=ModelConfig("resnet50", projector_hidden=2048, projector_out=128),
             views=ViewsConfig("moco_v2"),

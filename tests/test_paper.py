@@ -12,7 +12,12 @@ from momentum2.recipes import find
 SGD = {"optim.name": "sgd", "optim.sgd_momentum": 0.9, "optim.weight_decay": 1e-4}
 WARM = {"optim.warmup_epochs": 10, "optim.warmup_start": 0.001}
 SCHEDULED = {"method.alpha": "cosine", "method.alpha_base": 1.0, "method.weight_schedule": "cosine"}
-M2 = {"method.name": "byol", "method.student_norm": "split", "method.teacher_norm": "momentum"}
+M2 = {
+    "method.name": "byol",
+    "method.student_norm": "split",
+    "method.teacher_norm": "momentum",
+    "method.export": None,  # the teacher: "we dump the model from teacher"
+}
 IMAGENET = {
     "model.backbone": "resnet50",
     "model.stem": "imagenet",
@@ -79,6 +84,7 @@ RECIPES: dict[str, dict[str, object]] = {
         "method.student_norm": "synced",
         "method.teacher_norm": "synced",
         "method.reference_batch": None,
+        "method.export": "student",
     },
     "moco-v2": {
         **SGD,
@@ -91,6 +97,7 @@ RECIPES: dict[str, dict[str, object]] = {
         "method.weight_momentum": 0.001,
         "method.weight_schedule": "constant",
         "method.reference_batch": None,
+        "method.export": "student",
         "method.temperature": 0.2,
         "method.queue_size": 65536,
         "model.backbone": "resnet50",

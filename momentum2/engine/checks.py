@@ -8,6 +8,9 @@ from momentum2.augment import view_specs
 from momentum2.config import Config
 from momentum2.errors import UserError
 
+#: The methods that have a teacher.
+WITH_TEACHER = frozenset({"byol", "moco"})
+
 #: Smallest and largest value of numeric settings; None is not checked.
 LIMITS: dict[str, tuple[float, float]] = {
     "method.alpha": (0, 1),
@@ -66,6 +69,8 @@ def check(config: Config) -> None:
         raise UserError(f"Small crops are for method byol; {method.name} takes two views.")
     if method.teacher_norm == "shuffle" and method.name != "moco":
         raise UserError("--method.teacher_norm shuffle is MoCo's; use it with --method.name moco.")
+    if method.export == "teacher" and method.name not in WITH_TEACHER:
+        raise UserError(f"Method {method.name} has no teacher to export; leave --method.export out.")
     if method.name == "moco" and method.queue_size < config.train.batch_size:
         raise UserError(
             f"--method.queue_size must be at least the batch size, {config.train.batch_size}, not {method.queue_size}."

@@ -141,7 +141,7 @@ def load_encoder(
     Args:
         source: A run directory, one of its checkpoints, an `encoder.safetensors`, or a state dict with the
             names of torchvision and timm (`.safetensors`, or `.pth` with nothing but tensors).
-        network: teacher or student; by default the teacher where the run has one.
+        network: teacher or student; by default the one that the run exports.
         backbone: Architecture of a state dict; that of a ResNet is told by its tensors.
         stem: Stem of a state dict; needed where it is 3x3.
         width: Width of a state dict; told by its tensors.
@@ -232,8 +232,8 @@ def _from_checkpoint(path: Path, network: Network | None) -> LoadedEncoder:
     info, shared, ranks = read_files(path)
     tensors = safetensors.torch.load(shared) | safetensors.torch.load(ranks)
     config = config_from_file(path.parent.parent / CONFIG)
-    model = config.model
-    for name, prefix in _PREFIXES:
+    model, export = config.model, config.method.export or "teacher"
+    for name, prefix in sorted(_PREFIXES, key=lambda place: place[0] != export):
         full = re.compile(rf"(?:rank0/)?method/{re.escape(prefix)}(.*)")
         state = {match[1]: tensor for key, tensor in tensors.items() if (match := full.fullmatch(key))}
         if state and network in (None, name):

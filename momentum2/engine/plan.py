@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from momentum2.config import Config
-from momentum2.engine.checks import check
+from momentum2.engine.checks import WITH_TEACHER, check
 from momentum2.errors import UserError
 from momentum2.schedules import Schedule, scaled_lr, scaled_weight_momentum
 
@@ -51,7 +51,7 @@ def resolve(config: Config, images: int, world: int = 1) -> Plan:
     steps_per_epoch = images // batch
     steps = train.steps if train.steps is not None else train.epochs * steps_per_epoch
     micro_batch, devices = batch // parts, max(1, groups // parts)
-    has_teacher = method.name in ("byol", "moco")
+    has_teacher = method.name in WITH_TEACHER
     schedule = Schedule(
         K=steps,
         lr_base=scaled_lr(optim.lr, batch),

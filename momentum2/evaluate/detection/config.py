@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from momentum2.config import MonitorConfig, OptimConfig, Stem, TrainConfig
+from momentum2.config import MonitorConfig, Network, OptimConfig, Stem, TrainConfig
 
 DetectorName = Literal["mask_rcnn", "cascade_rcnn", "retinanet", "fcos"]
 DetectionDataName = Literal["shapes", "coco", "lvis"]
@@ -94,6 +94,7 @@ class DetectConfig:
     Args:
         model: The detector.
         init: Weights of the backbone: encoder (those of RUN), random, or a state dict (.safetensors or .pth).
+        network: The encoder of RUN: teacher or student (default: the one that the run exports).
         schedule: 1x and 2x are 90,000 and 180,000 steps of 16 images; epochs counts train.epochs.
         encoder: The backbone.
         head: What is put on it.
@@ -114,6 +115,7 @@ class DetectConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     evaluate_every: int = 0
+    network: Network | None = None
 
 
 def preset(model: DetectorName, data: DetectionDataName) -> DetectConfig:

@@ -48,6 +48,8 @@ def check(config: DetectConfig) -> None:
     check_limits(asdict(config), _LIMITS)
     if config.train.virtual_devices > 1:
         raise UserError("The norms of detectors are synced; --train.virtual_devices is for pretraining.")
+    if config.network is not None and config.init != "encoder":
+        raise UserError(f"--network chooses an encoder of RUN; leave it out with --init {config.init}.")
     shortest = min(config.data.short_edges, default=0)
     if shortest < 1:
         raise UserError(f"--data.short_edges must be at least 1, not {shortest}.")
