@@ -74,6 +74,7 @@ class ModelConfig:
         projector_out: Output width of projector and predictor.
         predictor_hidden: Hidden width of the predictor (default: as projector_hidden).
         weights: State dict (.safetensors or .pth) to start from.
+        zero_init_residual: Start a ResNet with residual branches of zero: the last BN weight of every block is 0.
     """
 
     backbone: str = "resnet50"
@@ -83,6 +84,7 @@ class ModelConfig:
     projector_out: int = 256
     predictor_hidden: int | None = None
     weights: str | None = None
+    zero_init_residual: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from momentum2 import distributed
 from momentum2.backbones import Encoder
 from momentum2.config import Config, Network
-from momentum2.heads import mlp
+from momentum2.heads import simclr_projector
 from momentum2.methods.method import Method, Output, encoder_of
 from momentum2.methods.precision import without_autocast
 from momentum2.norms import convert_norms
@@ -35,7 +35,7 @@ class SimCLR(Method):
     def __init__(self, config: Config, schedule: Schedule, f: Encoder, devices: int, classes: int) -> None:
         super().__init__(schedule)
         model, method = config.model, config.method
-        g = mlp(f.feature_dim, model.projector_hidden, model.projector_out)
+        g = simclr_projector(f.feature_dim, model.projector_hidden, model.projector_out)
         self.student = nn.Sequential(OrderedDict(encoder=f, projector=g))
         convert_norms(self.student, method.student_norm, devices, method.compat)
         self.temperature = method.temperature

@@ -24,7 +24,7 @@ from momentum2.engine.checks import check
 from momentum2.engine.estimate import make_step, planned
 from momentum2.engine.logging import read_metrics
 from momentum2.engine.plan import resolve
-from momentum2.engine.pretrain import pretrain
+from momentum2.engine.pretrain import build_method, pretrain
 from momentum2.errors import UserError
 from momentum2.recipes import RECIPES, find
 
@@ -62,6 +62,16 @@ def test_every_recipe_trains(name: str, tmp_path: Path):
     assert len(losses) == 2
     assert torch.tensor(losses).isfinite().all()
     assert (tmp_path / "run" / "encoder.safetensors").exists()
+
+
+def test_residual_branches_start_at_zero_in_both_networks():
+    for zero in (True, False):
+        config = Config(model=replace(MODEL, zero_init_residual=zero), data=DATA, train=TRAIN)
+        state = build_method(config, resolve(config, 32), 10).state_dict()
+        last = {n: w for n, w in state.items() if "encoder.layer" in n and n.endswith("bn2.weight")}
+        assert {n.split(".")[0] for n in last} == {"student", "teacher"}
+        assert len(last) == 2 * 8
+        assert all(bool(w.any()) is not zero for w in last.values())
 
 
 def accepted() -> list[Config]:

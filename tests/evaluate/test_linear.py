@@ -43,6 +43,8 @@ def test_it_is_the_paper_s_protocol(run: Path):
         spec = view_specs(ViewsConfig("supervised"), 16)[0]
         torch.manual_seed(derive(0, "head"))
         head = torch.nn.Sequential(torch.nn.Linear(encoder.feature_dim, 10), torch.nn.BatchNorm1d(10))
+        torch.nn.init.normal_(head[0].weight, std=0.01)
+        torch.nn.init.zeros_(head[0].bias)
         optimizer = torch.optim.SGD(head.parameters(), lr=1.0, momentum=0.9)
         for k in range(12):
             optimizer.param_groups[0]["lr"] = 0.5 * 46 / 256 * (math.cos(math.pi * k / 12) + 1) / 2
