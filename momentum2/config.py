@@ -43,6 +43,7 @@ class MethodConfig:
         temperature: Softmax temperature of the contrastive methods.
         queue_size: Number of negatives that MoCo keeps.
         freeze_encoder: Train only the classifier (method supervised).
+        classifier_norm: Normalize the outputs of a frozen encoder's classifier by BN, as the paper does.
         export: The encoder that is exported and scored: teacher or student (default: the teacher where there is one).
     """
 
@@ -60,6 +61,7 @@ class MethodConfig:
     queue_size: int = 65536
     freeze_encoder: bool = False
     export: Network | None = None
+    classifier_norm: bool = True
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """The optimizer and its schedule (cosine after a linear warm-up).
+    """The optimizer and its schedule (after a linear warm-up, a cosine or milestones).
 
     Args:
         name: sgd or lars.
@@ -189,6 +191,8 @@ class OptimConfig:
         clip_norm: Largest norm of the gradient (default: no clipping).
         exclude_bias_and_norm: Keep biases and norm parameters out of weight decay and LARS adaptation.
         lars_eta: Trust coefficient of LARS.
+        nesterov: Nesterov's momentum (sgd).
+        milestones: Shares of the run after which the learning rate falls to a tenth, as [0.6,0.8] (default: a cosine).
     """
 
     name: OptimName = "sgd"
@@ -200,6 +204,8 @@ class OptimConfig:
     clip_norm: float | None = None
     exclude_bias_and_norm: bool = False
     lars_eta: float = 1e-3
+    nesterov: bool = False
+    milestones: list[float] | None = None
 
 
 @dataclass(frozen=True)

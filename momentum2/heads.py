@@ -36,9 +36,9 @@ def simclr_projector(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     )
 
 
-def classifier(inputs: int, classes: int) -> nn.Sequential:
-    """The paper's linear head: Linear, started at N(0, 0.01²) and bias 0, then BN over the classes."""
+def classifier(inputs: int, classes: int, norm: bool = True) -> nn.Sequential:
+    """A linear head, started at N(0, 0.01²) and bias 0; the paper's has BN over the classes behind it."""
     linear = nn.Linear(inputs, classes)
     nn.init.normal_(linear.weight, std=0.01)
     nn.init.zeros_(linear.bias)
-    return nn.Sequential(linear, nn.BatchNorm1d(classes))
+    return nn.Sequential(linear, nn.BatchNorm1d(classes)) if norm else nn.Sequential(linear)

@@ -23,11 +23,11 @@ def warmup_step_decay(
     base: float,
     k: int,
     K: int,
+    milestones: tuple[float, ...],
     warmup: int = 0,
     start: float = 0.001,
-    milestones: tuple[float, ...] = (2 / 3, 8 / 9),
 ) -> float:
-    """Learning rate of detectors: the same warm-up, then `base`, divided by ten at each milestone (a share of K)."""
+    """Learning rate in steps: the same warm-up, then `base`, divided by ten at each milestone (a share of K)."""
     passed = sum(k >= round(share * K) for share in milestones)
     return base * min(start + (1 - start) * k / warmup if warmup else 1.0, 1.0) * 0.1**passed
 
@@ -62,9 +62,12 @@ class Schedule:
     m_constant: bool = False
     alpha_base: float = 1.0
     alpha_fixed: float | None = None
+    milestones: tuple[float, ...] = ()
 
     def lr(self, k: int) -> float:
-        """Learning rate of the step after k are done."""
+        """Learning rate of the step after k are done: a cosine, or in steps where there are milestones."""
+        if self.milestones:
+            return warmup_step_decay(self.lr_base, k, self.K, self.milestones, self.warmup, self.warmup_start)
         return warmup_cosine(self.lr_base, k, self.K, self.warmup, self.warmup_start)
 
     def m(self, k: int) -> float:

@@ -56,6 +56,13 @@ def test_simclr_projector_has_two_layers_and_a_last_scale() -> None:
     torch.testing.assert_close(z.std(0, unbiased=False), scale, atol=1e-2, rtol=1e-2)
 
 
+def test_classifier_without_norm_is_linear() -> None:
+    head = heads.classifier(7, 4, norm=False)
+    assert kinds(head) == ["Linear"]
+    x = torch.randn(6, 7)
+    torch.testing.assert_close(head(x), x @ head[0].weight.T)
+
+
 def test_classifier_starts_small() -> None:
     linear = heads.classifier(500, 100)[0]
     assert not linear.bias.any()

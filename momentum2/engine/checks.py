@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from momentum2.augment import view_specs
-from momentum2.config import Config
+from momentum2.config import Config, OptimConfig
 from momentum2.errors import UserError
 
 #: The methods that have a teacher.
@@ -56,6 +56,7 @@ LIMITS: dict[str, tuple[float, float]] = {
 def check(config: Config) -> None:
     """Raise a `UserError` for a value out of its limits, or for views that do not suit the method."""
     check_limits(asdict(config), LIMITS)
+    check_optim(config.optim)
     method = config.method
     views = len(view_specs(config.views, config.data.image_size))
     if method.name == "supervised":
@@ -75,6 +76,19 @@ def check(config: Config) -> None:
         raise UserError(
             f"--method.queue_size must be at least the batch size, {config.train.batch_size}, not {method.queue_size}."
         )
+
+
+def check_optim(optim: OptimConfig) -> None:
+    """Raise a `UserError` for settings of the optimizer that do not suit each other."""
+    if optim.nesterov and optim.name != "sgd":
+        raise UserError(f"--optim.nesterov is for sgd; leave it out with --optim.name {optim.name}.")
+    if optim.nesterov and optim.sgd_momentum == 0:
+        raise UserError("--optim.nesterov needs momentum; choose --optim.sgd_momentum above 0.")
+    for share in optim.milestones or ():
+        if not 0 < share < 1:
+            raise UserError(
+                f"--optim.milestones are shares of the run, above 0 and below 1, such as [0.6,0.8], not {share:g}."
+            )
 
 
 def check_limits(sections: dict[str, Any], limits: dict[str, tuple[float, float]]) -> None:

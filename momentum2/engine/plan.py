@@ -61,6 +61,7 @@ def resolve(config: Config, images: int, world: int = 1) -> Plan:
         m_constant=method.weight_schedule == "constant",
         alpha_base=method.alpha_base,
         alpha_fixed=None if method.alpha == "cosine" else method.alpha,
+        milestones=tuple(optim.milestones or ()),
     )
 
     def samples(norm: str) -> int:

@@ -50,13 +50,25 @@ def run_directory(subject: Subject, evaluation: str, out: str | None) -> Path:
 
 
 def classifier_config(
-    subject: Subject, images: Dataset, freeze: bool, epochs: int, batch_size: int, lr: float
+    subject: Subject,
+    images: Dataset,
+    freeze: bool,
+    epochs: int,
+    batch_size: int,
+    optim: OptimConfig,
+    norm: bool = True,
 ) -> Config:
-    """The whole run as a config, in which a digest of weights and image names stands for their place."""
+    """The whole run as a config, in which a digest of weights and image names stands for their place.
+
+    Args:
+        freeze: Train the classifier alone, which `norm` then gives a BN.
+    """
     o, card = subject.options, subject.card
     return Config(
         # There is no m to scale; the reference batch is that of versions before, so that their runs can be resumed.
-        method=MethodConfig("supervised", "synced", reference_batch=256, freeze_encoder=freeze),
+        method=MethodConfig(
+            "supervised", "synced", reference_batch=256, freeze_encoder=freeze, classifier_norm=norm
+        ),
         model=ModelConfig(card.backbone, card.stem, card.width, weights=_digest(subject.encoder, images)),
         data=o.data,
         views=ViewsConfig("supervised"),
@@ -70,7 +82,7 @@ def classifier_config(
             device=o.device,
             threads=torch.get_num_threads(),
         ),
-        optim=OptimConfig("sgd", lr, weight_decay=0.0, sgd_momentum=0.9),
+        optim=optim,
         # A frozen or supervised network may be as narrow as it likes: no alarms of collapse.
         monitor=MonitorConfig(knn_every=1, collapse_std=0.0, collapse_rank=0.0),
     )

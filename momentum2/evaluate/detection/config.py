@@ -100,7 +100,7 @@ class DetectConfig:
         head: What is put on it.
         data: The images.
         train: Length, batch and device; train.steps decides over the schedule.
-        optim: Optimizer; the learning rate falls to a tenth after 2/3 and 8/9 of the steps.
+        optim: Optimizer; without optim.milestones the learning rate falls to a tenth after 2/3 and 8/9 of the steps.
         monitor: Watching.
         evaluate_every: Epochs between evaluations while training; 0 evaluates only at the end.
     """

@@ -3,7 +3,7 @@
 import math
 from dataclasses import asdict, dataclass
 
-from momentum2.engine.checks import LIMITS, check_limits
+from momentum2.engine.checks import LIMITS, check_limits, check_optim
 from momentum2.errors import UserError
 from momentum2.evaluate.detection.config import DetectConfig
 from momentum2.schedules import scaled_lr, warmup_step_decay
@@ -25,6 +25,7 @@ _LIMITS = {name: limits for name, limits in LIMITS.items() if name.startswith(_S
     "data.flip": (0, 1),
     "data.repeat_threshold": (0, 1),
 }
+_MILESTONES = (2 / 3, 8 / 9)  # of 1x: steps 60,000 and 80,000
 _SCHEDULE_IMAGES = {"1x": 90_000 * 16, "2x": 180_000 * 16}
 
 
@@ -37,15 +38,17 @@ class Plan:
     lr_base: float
     warmup: int
     warmup_start: float
+    milestones: tuple[float, ...]
 
     def lr(self, k: int) -> float:
         """Learning rate of the step after k are done."""
-        return warmup_step_decay(self.lr_base, k, self.steps, self.warmup, self.warmup_start)
+        return warmup_step_decay(self.lr_base, k, self.steps, self.milestones, self.warmup, self.warmup_start)
 
 
 def check(config: DetectConfig) -> None:
     """Raise a `UserError` for a value that cannot be meant, before anything is opened or written."""
     check_limits(asdict(config), _LIMITS)
+    check_optim(config.optim)
     if config.train.virtual_devices > 1:
         raise UserError("The norms of detectors are synced; --train.virtual_devices is for pretraining.")
     if config.network is not None and config.init != "encoder":
@@ -77,4 +80,5 @@ def resolve(config: DetectConfig, steps_per_epoch: int, world: int) -> Plan:
         lr_base=scaled_lr(config.optim.lr, train.batch_size),
         warmup=min(round(config.optim.warmup_epochs * steps_per_epoch), steps),
         warmup_start=config.optim.warmup_start,
+        milestones=tuple(config.optim.milestones or _MILESTONES),
     )
