@@ -25,15 +25,20 @@ class Encoder(nn.Module):
     feature_dim: int
 
 
-def build(name: str, stem: Stem = "imagenet", width: float = 1.0) -> Encoder:
+def build(
+    name: str, stem: Stem = "imagenet", width: float = 1.0, zero_init_residual: bool = False
+) -> Encoder:
     """The torchvision network `name`, randomly initialised, ending in its pooled features.
 
     `stem` and `width` are for ResNets: the first layers (imagenet 7x7/2 and pooling, cifar 3x3/1, small
-    3x3/2) and a multiplier of all channels.
+    3x3/2) and a multiplier of all channels. So is `zero_init_residual`: the last BN weight of every block is 0,
+    and the network starts as one without residual branches.
     """
     network = _torchvision_network(name)
     if (stem, width) != ("imagenet", 1.0):
         _reshape_resnet(network, name, stem, width)
+    if zero_init_residual:
+        _zero_residual(network, name)
     for part in ("fc", "classifier", "dropout"):  # two families drop features before their classifier
         if hasattr(network, part):
             setattr(network, part, nn.Identity())
@@ -91,6 +96,22 @@ def _reshape_resnet(network: Any, name: str, stem: Stem, width: float) -> None:
     for module in (m for part in new for m in part.modules()):
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+def _zero_residual(network: nn.Module, name: str) -> None:
+    """As torchvision's `zero_init_residual`, for its own layers and for reshaped ones."""
+    from momentum2._torchvision import torchvision
+
+    resnet = torchvision.models.resnet
+    if not isinstance(network, resnet.ResNet):
+        raise UserError(
+            f"Only ResNets have residual branches to start at zero; leave --model.zero_init_residual out for '{name}'."
+        )
+    for block in network.modules():
+        if isinstance(block, resnet.Bottleneck):
+            nn.init.zeros_(block.bn3.weight)
+        elif isinstance(block, resnet.BasicBlock):
+            nn.init.zeros_(block.bn2.weight)
 
 
 def _feature_dim(network: nn.Module) -> int:

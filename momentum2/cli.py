@@ -318,7 +318,7 @@ class ExportOptions:
     Args:
         format: The tool: torchvision, timm, detectron2, onnx or huggingface.
         out: The folder to write; it must not exist yet.
-        network: teacher (where there is one) or student.
+        network: teacher or student (default: by method.export).
         recalibrate: Images on which the batch-norm statistics are measured again.
         licence: Licence of the weights, for the model card.
     """

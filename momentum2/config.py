@@ -55,12 +55,14 @@ class MethodConfig:
         alpha_base: Where the cosine schedule of alpha starts.
         weight_momentum: m_base, the share of the student that enters the teacher each step (0.01, not 0.99).
         weight_schedule: cosine lowers m from m_base to 0; constant keeps it (MoCo).
-        reference_batch: The batch size at which weight_momentum holds; it scales linearly from there.
+        reference_batch: Batch size at which weight_momentum holds, in proportion at others (default: at any as given).
         history: The teacher's momentum statistics: per device (local, the paper), or their mean over all (global).
         compat: paper for the paper's formulas, official for the arithmetic of the authors' code.
         temperature: Softmax temperature of the contrastive methods.
         queue_size: Number of negatives that MoCo keeps.
         freeze_encoder: Train only the classifier (method supervised).
+        classifier_norm: Normalize the outputs of a frozen encoder's classifier by BN, as the paper does.
+        export: The encoder that is exported and scored: teacher or student (default: the teacher where there is one).
     """
 
     name: MethodName = "byol"
@@ -70,12 +72,14 @@ class MethodConfig:
     alpha_base: Share = 1.0
     weight_momentum: Share = 0.01
     weight_schedule: WeightSchedule = "cosine"
-    reference_batch: Count = 256
+    reference_batch: Count | None = None
     history: History = "local"
     compat: Compat = "paper"
     temperature: Positive = 0.2
     queue_size: Count = 65536
     freeze_encoder: bool = False
+    export: Network | None = None
+    classifier_norm: bool = True
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,7 @@ class ModelConfig:
         projector_out: Output width of projector and predictor.
         predictor_hidden: Hidden width of the predictor (default: as projector_hidden).
         weights: State dict (.safetensors or .pth) to start from.
+        zero_init_residual: Start a ResNet with residual branches of zero: the last BN weight of every block is 0.
     """
 
     backbone: str = "resnet50"
@@ -99,6 +104,7 @@ class ModelConfig:
     projector_out: Count = 256
     predictor_hidden: Count | None = None
     weights: str | None = None
+    zero_init_residual: bool = False
 
 
 @dataclass(frozen=True)
@@ -191,7 +197,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """The optimizer and its schedule (cosine after a linear warm-up).
+    """The optimizer and its schedule (after a linear warm-up, a cosine or milestones).
 
     Args:
         name: sgd or lars.
@@ -203,6 +209,8 @@ class OptimConfig:
         clip_norm: Largest norm of the gradient (default: no clipping).
         exclude_bias_and_norm: Keep biases and norm parameters out of weight decay and LARS adaptation.
         lars_eta: Trust coefficient of LARS.
+        nesterov: Nesterov's momentum (sgd).
+        milestones: Shares of the run after which the learning rate falls to a tenth, as [0.6,0.8] (default: a cosine).
     """
 
     name: OptimName = "sgd"
@@ -214,6 +222,8 @@ class OptimConfig:
     clip_norm: Annotated[float, Limits(1e-12)] | None = None
     exclude_bias_and_norm: bool = False
     lars_eta: NotNegative = 1e-3
+    nesterov: bool = False
+    milestones: list[float] | None = None
 
 
 @dataclass(frozen=True)

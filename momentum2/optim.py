@@ -43,7 +43,14 @@ def build_optimizer(
     if config.name == "lars":
         return LARS(options, lr, config.sgd_momentum, config.weight_decay, config.lars_eta)
     # Not `fused`: it walks raw memory, and is silently wrong where a gradient or buffer has another layout.
-    return SGD(options, lr=lr, momentum=config.sgd_momentum, weight_decay=config.weight_decay, foreach=True)
+    return SGD(
+        options,
+        lr=lr,
+        momentum=config.sgd_momentum,
+        weight_decay=config.weight_decay,
+        nesterov=config.nesterov,
+        foreach=True,
+    )
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> None:

@@ -23,11 +23,11 @@ def warmup_step_decay(
     base: float,
     k: int,
     K: int,
+    milestones: tuple[float, ...],
     warmup: int = 0,
     start: float = 0.001,
-    milestones: tuple[float, ...] = (2 / 3, 8 / 9),
 ) -> float:
-    """Learning rate of detectors: the same warm-up, then `base`, divided by ten at each milestone (a share of K)."""
+    """Learning rate in steps: the same warm-up, then `base`, divided by ten at each milestone (a share of K)."""
     passed = sum(k >= round(share * K) for share in milestones)
     return base * min(start + (1 - start) * k / warmup if warmup else 1.0, 1.0) * 0.1**passed
 
@@ -37,8 +37,13 @@ def scaled_lr(lr_per_256: float, batch_size: int) -> float:
     return lr_per_256 * batch_size / 256
 
 
-def scaled_weight_momentum(m_base: float, batch_size: int, reference_batch: int) -> float:
-    """The other half of the paper's joint rule: batch × n means lr × n *and* m_base × n (at most 1)."""
+def scaled_weight_momentum(m_base: float, batch_size: int, reference_batch: int | None) -> float:
+    """The other half of the paper's joint rule: batch × n means lr × n *and* m_base × n (at most 1).
+
+    The rule is Momentum² Teacher's alone; without a reference batch, m_base is used as given.
+    """
+    if reference_batch is None:
+        return m_base
     return min(m_base * batch_size / reference_batch, 1.0)
 
 
@@ -57,9 +62,12 @@ class Schedule:
     m_constant: bool = False
     alpha_base: float = 1.0
     alpha_fixed: float | None = None
+    milestones: tuple[float, ...] = ()
 
     def lr(self, k: int) -> float:
-        """Learning rate of the step after k are done."""
+        """Learning rate of the step after k are done: a cosine, or in steps where there are milestones."""
+        if self.milestones:
+            return warmup_step_decay(self.lr_base, k, self.K, self.milestones, self.warmup, self.warmup_start)
         return warmup_cosine(self.lr_base, k, self.K, self.warmup, self.warmup_start)
 
     def m(self, k: int) -> float:

@@ -37,6 +37,29 @@ def test_a_resnet_is_torchvisions_without_fc(name: str) -> None:
     torch.testing.assert_close(encoder.eval()(x), reference.eval()(x), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_residual_branches_of_zero_are_torchvisions(name: str) -> None:
+    torch.manual_seed(0)
+    encoder = backbones.build(name, zero_init_residual=True)
+    torch.manual_seed(0)
+    reference = models.get_model(name, weights=None, zero_init_residual=True).state_dict()
+    assert all(torch.equal(value, reference[key]) for key, value in encoder.state_dict().items())
+    assert any(not value.any() for key, value in encoder.named_parameters() if key.endswith(".weight"))
+
+
+@pytest.mark.parametrize(("name", "last"), [("resnet18", "bn2"), ("resnext50_32x4d", "bn3")])
+def test_reshaped_resnets_have_residual_branches_of_zero_too(name: str, last: str) -> None:
+    encoder = backbones.build(name, "small", 0.5, zero_init_residual=True)
+    blocks = [block for i in range(1, 5) for block in getattr(encoder, f"layer{i}")]
+    assert blocks
+    for block in blocks:
+        assert not getattr(block, last).weight.any()
+        assert block.bn1.weight.all()
+        x = torch.randn(2, block.conv1.in_channels, 8, 8)
+        shortcut = block.downsample(x) if block.downsample is not None else x
+        torch.testing.assert_close(block(x), shortcut.clamp(min=0))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "feature_dim"),
@@ -118,6 +141,7 @@ def test_scaled_resnets_start_like_torchvisions() -> None:
         ({"name": "maxvit_t"}, "batch norm"),
         ({"name": "mobilenet_v2", "stem": "cifar"}, "Only ResNets"),
         ({"name": "mobilenet_v2", "width": 0.5}, "Only ResNets"),
+        ({"name": "mobilenet_v2", "zero_init_residual": True}, "leave --model.zero_init_residual out"),
         ({"name": "resnet18", "width": 0.3}, "whole channel"),
         ({"name": "resnet18", "width": 0.0}, "whole channel"),
         ({"name": "resnext50_32x4d", "width": 0.125}, "whole channel"),

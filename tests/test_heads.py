@@ -41,6 +41,35 @@ def test_simsiam_projector_ends_normalised() -> None:
     torch.testing.assert_close(z.var(0, unbiased=False), torch.ones(5), atol=1e-2, rtol=0)
 
 
+def test_simclr_projector_has_two_layers_and_a_last_scale() -> None:
+    head = heads.simclr_projector(7, 20, 5)
+    assert kinds(head) == ["Linear", "BatchNorm1d", "ReLU", "Linear", "BatchNorm1d"]
+    trained = [tuple(p.shape) for p in head.parameters() if p.requires_grad]
+    assert trained == [(20, 7), (20,), (20,), (5, 20), (5,)]  # no bias of a Linear, nor of the last BN
+    scale = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    with torch.no_grad():
+        head[4].weight.copy_(scale)
+    z = head(torch.randn(64, 7))
+    z.square().sum().backward()
+    assert head[4].bias.grad is None
+    torch.testing.assert_close(z.mean(0), torch.zeros(5), atol=1e-5, rtol=0)
+    torch.testing.assert_close(z.std(0, unbiased=False), scale, atol=1e-2, rtol=1e-2)
+
+
+def test_classifier_without_norm_is_linear() -> None:
+    head = heads.classifier(7, 4, norm=False)
+    assert kinds(head) == ["Linear"]
+    x = torch.randn(6, 7)
+    torch.testing.assert_close(head(x), x @ head[0].weight.T)
+
+
+def test_classifier_starts_small() -> None:
+    linear = heads.classifier(500, 100)[0]
+    assert not linear.bias.any()
+    assert abs(linear.weight.mean().item()) < 2e-4
+    assert 0.0098 < linear.weight.std().item() < 0.0102
+
+
 def test_classifier_normalises_its_logits() -> None:
     head = heads.classifier(7, 4)
     assert kinds(head) == ["Linear", "BatchNorm1d"]

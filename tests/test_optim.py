@@ -26,7 +26,8 @@ def by_hand(config: OptimConfig, weights: dict[str, np.ndarray], gradients: list
             update = g + decay * w[name]
             if config.name == "sgd":
                 v[name] = config.sgd_momentum * v[name] + update
-                w[name] = w[name] - lr * v[name]
+                ahead = update + config.sgd_momentum * v[name] if config.nesterov else v[name]
+                w[name] = w[name] - lr * ahead
                 continue
             norm_w, norm_g = np.sqrt((w[name] ** 2).sum()), np.sqrt((g**2).sum())
             trust = 1.0
@@ -38,9 +39,15 @@ def by_hand(config: OptimConfig, weights: dict[str, np.ndarray], gradients: list
 
 
 @pytest.mark.parametrize("exclude", [True, False])
-@pytest.mark.parametrize("name", ["sgd", "lars"])
+@pytest.mark.parametrize("name", ["sgd", "nesterov", "lars"])
 def test_steps_equal_the_update_by_hand(name: str, exclude: bool) -> None:
-    config = OptimConfig(name=name, weight_decay=0.1, lars_eta=0.02, exclude_bias_and_norm=exclude)
+    config = OptimConfig(
+        "lars" if name == "lars" else "sgd",
+        weight_decay=0.1,
+        lars_eta=0.02,
+        exclude_bias_and_norm=exclude,
+        nesterov=name == "nesterov",
+    )
     net = network().double().to(memory_format=torch.channels_last)
     start = {n: p.detach().numpy().copy() for n, p in net.named_parameters()}
     rng = np.random.default_rng(1)
@@ -50,7 +57,7 @@ def test_steps_equal_the_update_by_hand(name: str, exclude: bool) -> None:
     for lr, step in zip(LRS, gradients, strict=True):
         set_lr(optimizer, lr)
         for n, p in net.named_parameters():
-            p.grad = torch.from_numpy(step[n])
+            p.grad = torch.from_numpy(step[n].copy())  # torch may write into it
         optimizer.step()
     weights, velocities = by_hand(config, start, gradients)
     for n, p in net.named_parameters():

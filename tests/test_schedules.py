@@ -26,6 +26,15 @@ def test_warmup_is_linear_then_cosine():
     assert values[100:] == sorted(values[100:], reverse=True)
 
 
+def test_milestones_take_the_place_of_the_cosine():
+    """MoCo's classifier: a tenth after 60 and 80 of 100 epochs."""
+    schedule = Schedule(K=1000, lr_base=30.0, milestones=(0.6, 0.8))
+    lrs = [schedule.lr(k) for k in (0, 599, 600, 799, 800, 999)]
+    assert lrs == pytest.approx([30.0, 30.0, 3.0, 3.0, 0.3, 0.3])
+    warm = Schedule(K=1000, lr_base=30.0, warmup=100, warmup_start=0.0, milestones=(0.6, 0.8))
+    assert [warm.lr(k) for k in (0, 50, 100, 600)] == pytest.approx([0.0, 15.0, 30.0, 3.0])
+
+
 def test_warmup_may_fill_the_whole_run():
     assert warmup_cosine(1.0, 9, 10, 10, 0.0) == pytest.approx(0.9)
 
@@ -36,6 +45,11 @@ def test_joint_scaling_rule():
     assert scaled_weight_momentum(0.01, 1024, 256) == pytest.approx(0.04)
     assert scaled_weight_momentum(0.032, 2048, 2048) == pytest.approx(0.032)
     assert scaled_weight_momentum(0.5, 1024, 256) == 1.0
+
+
+@pytest.mark.parametrize("batch", [32, 256, 4096])
+def test_m_stays_without_a_reference_batch(batch: int):
+    assert scaled_weight_momentum(0.001, batch, None) == 0.001
 
 
 def test_schedule_fixed_and_cosine():

@@ -146,7 +146,7 @@ def load_encoder(
     Args:
         source: A run directory, one of its checkpoints, an `encoder.safetensors`, or a state dict with the
             names of torchvision and timm (`.safetensors`, or `.pth` with nothing but tensors).
-        network: teacher or student; by default the teacher where the run has one.
+        network: teacher or student; by default the one that the run exports.
         backbone: Architecture of a state dict; that of a ResNet is told by its tensors.
         stem: Stem of a state dict; needed where it is 3x3.
         width: Width of a state dict; told by its tensors.
@@ -237,8 +237,8 @@ def _from_checkpoint(path: Path, network: Network | None) -> LoadedEncoder:
     files = read_files(path)
     tensors, _ = parse_tensors(files)
     config = config_from_file(path.parent.parent / CONFIG)
-    model = config.model
-    for name, prefix in _PREFIXES:
+    model, export = config.model, config.method.export or "teacher"
+    for name, prefix in sorted(_PREFIXES, key=lambda place: place[0] != export):
         full = f"method/{prefix}"
         state = {key.removeprefix(full): t for key, t in tensors.items() if key.startswith(full)}
         if state and network in (None, name):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from momentum2.config import Config
-from momentum2.engine.checks import check
+from momentum2.engine.checks import WITH_TEACHER, check
 from momentum2.errors import UserError
 from momentum2.schedules import Schedule, scaled_lr, scaled_weight_momentum
 
@@ -29,7 +29,7 @@ class Plan:
 
 def has_teacher(config: Config) -> bool:
     """Whether the method has a teacher."""
-    return config.method.name in ("byol", "moco")
+    return config.method.name in WITH_TEACHER
 
 
 def per_device(config: Config) -> bool:
@@ -75,6 +75,7 @@ def resolve(config: Config, images: int, world: int = 1) -> Plan:
         m_constant=method.weight_schedule == "constant",
         alpha_base=method.alpha_base,
         alpha_fixed=None if method.alpha == "cosine" else method.alpha,
+        milestones=tuple(optim.milestones or ()),
     )
 
     def samples(norm: str) -> int | None:

@@ -32,9 +32,10 @@ Score = Callable[[dict[Network, backbones.Encoder]], dict[str, float]]
 def build_method(config: Config, plan: Plan, classes: int) -> Method:
     """The method with its initial weights, which depend on the seed alone."""
     torch.manual_seed(derive(config.train.seed, "initial weights"))
-    encoder = backbones.build(config.model.backbone, config.model.stem, config.model.width)
-    if config.model.weights:
-        backbones.load_weights(encoder, config.model.weights)
+    model = config.model
+    encoder = backbones.build(model.backbone, model.stem, model.width, model.zero_init_residual)
+    if model.weights:
+        backbones.load_weights(encoder, model.weights)
     return METHODS[config.method.name](config, plan.schedule, encoder, plan.local_devices, classes)
 
 

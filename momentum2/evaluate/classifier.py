@@ -50,12 +50,22 @@ def run_directory(subject: Subject, evaluation: str, out: str | None) -> Path:
 
 
 def classifier_config(
-    subject: Subject, images: Dataset, freeze: bool, epochs: int, batch_size: int, lr: float
+    subject: Subject,
+    images: Dataset,
+    freeze: bool,
+    epochs: int,
+    batch_size: int,
+    optim: OptimConfig,
+    norm: bool = True,
 ) -> Config:
-    """The whole run as a config, in which a digest of weights and image names stands for their place."""
+    """The whole run as a config, in which a digest of weights and image names stands for their place.
+
+    Args:
+        freeze: Train the classifier alone, which `norm` then gives a BN.
+    """
     o, card = subject.options, subject.card
     return Config(
-        method=MethodConfig("supervised", student_norm="synced", freeze_encoder=freeze),
+        method=MethodConfig("supervised", "synced", freeze_encoder=freeze, classifier_norm=norm),
         model=ModelConfig(card.backbone, card.stem, card.width, weights=_digest(subject.encoder, images)),
         data=o.data,
         views=ViewsConfig("supervised"),
@@ -69,7 +79,7 @@ def classifier_config(
             device=o.device,
             threads=torch.get_num_threads(),
         ),
-        optim=OptimConfig("sgd", lr, weight_decay=0.0, sgd_momentum=0.9),
+        optim=optim,
         # A frozen or supervised network may be as narrow as it likes: no alarms of collapse.
         monitor=MonitorConfig(knn_every=1, collapse_std=0.0, collapse_rank=0.0),
     )

@@ -1,6 +1,6 @@
 """Linear evaluation: how much a linear classifier gets out of frozen features."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -15,6 +15,7 @@ from momentum2.evaluate.by_features import judge, judge_floors
 from momentum2.evaluate.classifier import classifier_config, run_directory, train_classifier
 from momentum2.evaluate.features import evaluating
 from momentum2.evaluate.logistic import probe
+from momentum2.evaluate.protocols import PROTOCOLS, ProtocolName, default_lr, result_name
 from momentum2.evaluate.results import Result, Settings, measure, top1_top5
 from momentum2.evaluate.subject import Subject
 from momentum2.methods import Supervised
@@ -25,18 +26,18 @@ class LinearOptions:
     """How the linear classifier is trained.
 
     Args:
-        protocol: paper trains by SGD on random crops; cached fits centre crops, regularised, in seconds.
-        epochs: Passes over the training images (paper).
-        batch_size: Images per step, over all processes (paper).
-        lr: Learning rate per 256 images (paper; default: 0.2 for imagenet, else 0.5).
+        protocol: That of the paper, MoCo, SimSiam or BYOL, all on random crops; cached fits center crops, in seconds.
+        epochs: Passes over the training images (default: the protocol's).
+        batch_size: Images per step, over all processes (default: the protocol's).
+        lr: Learning rate per 256 images (default: the protocol's; paper: 0.2, but 0.5 on stl10, cifar and shapes).
         floors: Measure random initialisation and raw pixels too, by the cached protocol on at most 100,000 images.
         out: Run directory of the head (default: beside the weights).
         resume: auto goes on where the run directory is; never refuses to; must refuses to start anew.
     """
 
-    protocol: Literal["paper", "cached"] = "paper"
-    epochs: int = 80
-    batch_size: int = 256
+    protocol: ProtocolName | Literal["cached"] = "paper"
+    epochs: int | None = None
+    batch_size: int | None = None
     lr: float | None = None
     floors: bool = True
     out: str | None = None
@@ -46,13 +47,13 @@ class LinearOptions:
 def evaluate_linear(subject: Subject, options: LinearOptions | None = None) -> Result | None:
     """Accuracy of a linear classifier on the frozen encoder; None if a signal stopped its training."""
     o = options or LinearOptions()
-    return _cached(subject, o.floors) if o.protocol == "cached" else _paper(subject, o)
+    return _cached(subject, o.floors) if o.protocol == "cached" else _trained(subject, o.protocol, o)
 
 
 def _cached(subject: Subject, floors: bool) -> Result:
     classify = partial(probe, seed=subject.options.seed)
     return Result(
-        "linear cached",
+        result_name("cached"),
         subject.data_name,
         subject.name,
         judge(subject, classify),
@@ -61,11 +62,14 @@ def _cached(subject: Subject, floors: bool) -> Result:
     )
 
 
-def _paper(subject: Subject, o: LinearOptions) -> Result | None:
-    data = subject.labelled
-    lr = o.lr if o.lr is not None else 0.2 if subject.options.data.name == "imagenet" else 0.5
-    config = classifier_config(subject, data.train, True, o.epochs, o.batch_size, lr)
-    out = run_directory(subject, "linear", o.out)
+def _trained(subject: Subject, name: ProtocolName, o: LinearOptions) -> Result | None:
+    data, protocol = subject.labelled, PROTOCOLS[name]
+    epochs = protocol.epochs if o.epochs is None else o.epochs
+    batch_size = protocol.batch_size if o.batch_size is None else o.batch_size
+    lr = default_lr(name, subject.options.data.name) if o.lr is None else o.lr
+    optim = replace(protocol.optim, lr=lr)
+    config = classifier_config(subject, data.train, True, epochs, batch_size, optim, protocol.norm)
+    out = run_directory(subject, result_name(name), o.out)
     test = subject.features(data.test)  # of a frozen encoder: the same in every epoch
     assert test.labels is not None
     labels = test.labels
@@ -83,12 +87,12 @@ def _paper(subject: Subject, o: LinearOptions) -> Result | None:
     if method is None:
         return None
     accuracy = measure(scores(method), labels, data.class_names, subject.options.seed)
-    settings = subject.settings | {"epochs": o.epochs, "batch size": o.batch_size, "lr": lr}
+    settings = subject.settings | {"epochs": epochs, "batch size": batch_size, "lr": lr}
     if distributed.is_main():
-        settings |= _best(out, len(data.train) // o.batch_size)
+        settings |= _best(out, len(data.train) // batch_size)
     floors = judge_floors(subject, partial(probe, seed=subject.options.seed)) if o.floors else {}
     cached = {f"{name} (cached)": top1 for name, top1 in floors.items()}
-    return Result("linear", subject.data_name, subject.name, accuracy, cached, settings)
+    return Result(result_name(name), subject.data_name, subject.name, accuracy, cached, settings)
 
 
 def _best(out: Path, steps_per_epoch: int) -> Settings:

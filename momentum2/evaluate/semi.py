@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from momentum2.config import OptimConfig
 from momentum2.data.dataset import Subset
 from momentum2.engine.recalibrate import recalibrate
 from momentum2.engine.run import Resume
@@ -55,7 +56,7 @@ def evaluate_semi(subject: Subject, options: SemiOptions) -> Result | None:
     images = Subset(data.train, chosen)
     epochs = o.epochs or (20 if len(chosen) < 0.05 * len(data.train) else 15)
     batch_size = o.batch_size or min(1024, len(chosen))
-    config = classifier_config(subject, images, False, epochs, batch_size, o.lr)
+    config = classifier_config(subject, images, False, epochs, batch_size, OptimConfig("sgd", o.lr, 0.0))
     method = train_classifier(subject, config, images, run_directory(subject, name, o.out), o.resume)
     if method is None:
         return None

@@ -33,7 +33,7 @@ class SubjectOptions:
 
     Args:
         data: Labelled images: split to learn from, test_split to test on (default: the run's eval_data).
-        network: teacher or student (default: the teacher where there is one).
+        network: teacher or student (default: the one that the run exports).
         weights: given ones, or a floor instead: the architecture at random initialisation, or raw pixels.
         backbone: Architecture of a state dict from elsewhere; a ResNet's is found by itself.
         stem: Stem of a state dict from elsewhere.

@@ -41,7 +41,7 @@ def export(
         source: What `load_encoder` takes: a run directory, a checkpoint or a file of weights.
         format: One of `FORMATS`.
         out: A folder that does not exist yet, or is empty.
-        network: teacher or student; by default the teacher where the run has one.
+        network: teacher or student; by default the one that the run exports.
         recalibrate: A folder or archive of images, to measure the batch-norm statistics anew.
         licence: Licence of the weights, for the model card.
 

@@ -53,7 +53,7 @@ class Method(nn.Module, ABC):
 
     @abstractmethod
     def encoders(self) -> dict[Network, Encoder]:
-        """The encoders by name, the one to export first: `teacher` where there is one, and `student`."""
+        """The encoders by name, `student` and where there is one `teacher`: first the one to export."""
 
     def watch(self, k: int) -> dict[str, float | Tensor]:
         """Values of step k worth logging, taken before `after_step`."""
@@ -76,6 +76,7 @@ class TeacherMethod(Method):
         # Shuffling BN is a permutation around a teacher with local statistics.
         norm: TeacherNorm = "local" if method.teacher_norm == "shuffle" else method.teacher_norm
         self.teacher = MomentumTeacher(self.student, norm, method.history, devices, method.compat)
+        self.exported: Network = method.export or "teacher"
 
     def after_step(self, k: int) -> None:
         """ξ ← (1−m)ξ + mθ, and the commit of the statistics, with the α that `before_step` set."""
@@ -83,7 +84,11 @@ class TeacherMethod(Method):
         self.teacher.update(self.student, weight=self.schedule.m(k))
 
     def encoders(self) -> dict[Network, Encoder]:
-        return {"teacher": encoder_of(self.teacher.network), "student": encoder_of(self.student)}
+        both: dict[Network, Encoder] = {
+            "teacher": encoder_of(self.teacher.network),
+            "student": encoder_of(self.student),
+        }
+        return {self.exported: both.pop(self.exported), **both}
 
     def watch(self, k: int) -> dict[str, float | Tensor]:
         values: dict[str, float | Tensor] = {"m": self.schedule.m(k)}

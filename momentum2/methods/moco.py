@@ -9,6 +9,7 @@ from momentum2.backbones import Encoder
 from momentum2.config import Config
 from momentum2.heads import mlp
 from momentum2.methods.method import Output, TeacherMethod
+from momentum2.methods.precision import without_autocast
 from momentum2.norms import shuffled
 from momentum2.schedules import Schedule
 from momentum2.seeds import derive
@@ -17,7 +18,7 @@ from momentum2.seeds import derive
 def info_nce(q: Tensor, k: Tensor, queue: Tensor, temperature: float) -> Tensor:
     """Cross-entropy of finding each query's own key (N×d) among the queue's (K×d); all of unit length."""
     positive = (q * k).sum(1, keepdim=True)  # N×1
-    with torch.autocast(q.device.type, enabled=False):  # it would round them to bf16
+    with without_autocast(q.device):  # it would round them to bf16
         negative = q @ queue.T  # N×K
     logits = torch.cat([positive, negative], dim=1) / temperature
     return F.cross_entropy(logits, torch.zeros(len(q), dtype=torch.long, device=q.device))

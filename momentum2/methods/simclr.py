@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from momentum2 import distributed
 from momentum2.backbones import Encoder
 from momentum2.config import Config, Network
-from momentum2.heads import mlp
+from momentum2.heads import simclr_projector
 from momentum2.methods.method import Method, Output, encoder_of
+from momentum2.methods.precision import without_autocast
 from momentum2.norms import convert_norms
 from momentum2.schedules import Schedule
 
@@ -22,7 +23,7 @@ def nt_xent(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
     M = len(z) // 2
     own = torch.arange(n, device=z.device) + rank * n  # rows of this process in each half
     rows = torch.cat([own, own + M])
-    with torch.autocast(z.device.type, enabled=False):  # it would round similarities to bf16
+    with without_autocast(z.device):  # it would round similarities to bf16
         logits = torch.cat([z1, z2]) @ z.T / temperature  # 2N×2M
     logits[torch.arange(2 * n, device=z.device), rows] = -torch.inf  # not itself
     return F.cross_entropy(logits, torch.cat([own + M, own]))
@@ -34,7 +35,7 @@ class SimCLR(Method):
     def __init__(self, config: Config, schedule: Schedule, f: Encoder, devices: int, classes: int) -> None:
         super().__init__(schedule)
         model, method = config.model, config.method
-        g = mlp(f.feature_dim, model.projector_hidden, model.projector_out)
+        g = simclr_projector(f.feature_dim, model.projector_hidden, model.projector_out)
         self.student = nn.Sequential(OrderedDict(encoder=f, projector=g))
         convert_norms(self.student, method.student_norm, devices, method.compat)
         self.temperature = method.temperature

@@ -23,7 +23,7 @@ class Supervised(Method):
         self.encoder = f
         if self.frozen:
             f.requires_grad_(False)
-            self.head: nn.Module = classifier(f.feature_dim, classes)
+            self.head: nn.Module = classifier(f.feature_dim, classes, config.method.classifier_norm)
         else:
             self.head = nn.Linear(f.feature_dim, classes)
             convert_norms(self.encoder, config.method.student_norm, devices, config.method.compat)

@@ -19,12 +19,21 @@ import momentum2
 from momentum2 import backbones
 from momentum2._torchvision import torchvision
 from momentum2.augment import render
-from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, TrainConfig, ViewsConfig
+from momentum2.config import (
+    Config,
+    DataConfig,
+    MethodConfig,
+    ModelConfig,
+    MonitorConfig,
+    Network,
+    TrainConfig,
+    ViewsConfig,
+)
 from momentum2.data import iterate, open_dataset
 from momentum2.engine.checkpoint import collect
 from momentum2.engine.encoder import ENCODER, EncoderCard, load_encoder, read_card, save_encoder
 from momentum2.engine.plan import resolve
-from momentum2.engine.pretrain import build_method
+from momentum2.engine.pretrain import build_method, pretrain
 from momentum2.engine.run import open_run
 from momentum2.errors import UserError
 from momentum2.methods import Method
@@ -79,6 +88,65 @@ def test_every_method_gives_its_encoders(tmp_path: Path, name: str):
     if first == "student":
         with pytest.raises(UserError, match=f"method {name} trains none"):
             load_encoder(tmp_path / "run", "teacher")
+
+
+@pytest.mark.parametrize("name", ["byol", "moco"])
+@pytest.mark.parametrize("export", ["teacher", "student", None])
+def test_a_run_says_which_of_its_encoders_is_meant(tmp_path: Path, name: str, export: Network | None):
+    config = config_of(name)
+    config = replace(config, method=replace(config.method, export=export))
+    method = make_run(tmp_path / "run", config)
+    networks = {"teacher": method.teacher.network, "student": method.student}
+    expected = export or "teacher"
+    assert list(method.encoders()) == [expected, *(n for n in networks if n != expected)]
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000003"
+    for source in (tmp_path / "run", checkpoint):
+        loaded = load_encoder(source)
+        assert loaded.card.network == expected
+        torch.testing.assert_close(loaded(IMAGES), features(networks[expected].encoder), atol=1e-6, rtol=1e-5)
+        for network in networks:
+            asked = load_encoder(source, network)
+            assert asked.card.network == network
+            torch.testing.assert_close(
+                asked(IMAGES), features(networks[network].encoder), atol=1e-6, rtol=1e-5
+            )
+
+
+def test_a_run_exports_and_scores_the_encoder_that_it_names(tmp_path: Path):
+    config = replace(config_of("byol"), train=TrainConfig(steps=2, batch_size=8, threads=1, precision="fp32"))
+    config = replace(
+        config,
+        method=replace(config.method, export="student", weight_momentum=0.1),
+        data=replace(config.data, train_size=16, cache="off"),
+        monitor=MonitorConfig(knn_every=1),
+    )
+    scored: list[dict[Network, nn.Module]] = []
+
+    def score(encoders: dict[Network, nn.Module]) -> dict[str, float]:
+        scored.append(encoders)
+        return {"knn_top1": 0.0}
+
+    assert pretrain(config, tmp_path, make_score=lambda _: score)
+    card = read_card(tmp_path / ENCODER)
+    assert card is not None
+    assert card.network == "student"
+    assert list(scored[-1]) == ["student", "teacher"]
+    exported = load_file(tmp_path / ENCODER)
+    checkpoint = load_file(tmp_path / "checkpoints" / "step-00000002" / "shared.safetensors")
+    assert torch.equal(exported["conv1.weight"], checkpoint["method/student.encoder.conv1.weight"])
+    assert not torch.equal(
+        exported["conv1.weight"], checkpoint["method/teacher.network.encoder.conv1.weight"]
+    )
+
+
+@pytest.mark.parametrize("name", ["simsiam", "simclr", "supervised"])
+def test_a_method_without_a_teacher_cannot_export_one(tmp_path: Path, name: str):
+    config = config_of(name)
+    for export in ("student", None):
+        resolve(replace(config, method=replace(config.method, export=export)), 100)
+    with pytest.raises(UserError, match=rf"Method {name} has no teacher to export"):
+        pretrain(replace(config, method=replace(config.method, export="teacher")), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_finished_run_gives_its_encoder_file_and_its_checkpoints(tmp_path: Path):

@@ -10,6 +10,7 @@ from momentum2.config import (
     CountOrZero,
     Limits,
     MonitorConfig,
+    Network,
     OptimConfig,
     Share,
     Stem,
@@ -104,12 +105,13 @@ class DetectConfig:
     Args:
         model: The detector.
         init: Weights of the backbone: encoder (those of RUN), random, or a state dict (.safetensors or .pth).
+        network: The encoder of RUN: teacher or student (default: the one that the run exports).
         schedule: 1x and 2x are 90,000 and 180,000 steps of 16 images; epochs counts train.epochs.
         encoder: The backbone.
         head: What is put on it.
         data: The images.
         train: Length, batch and device; train.steps decides over the schedule.
-        optim: Optimizer; the learning rate falls to a tenth after 2/3 and 8/9 of the steps.
+        optim: Optimizer; without optim.milestones the learning rate falls to a tenth after 2/3 and 8/9 of the steps.
         monitor: Watching.
         evaluate_every: Epochs between evaluations while training; 0 evaluates only at the end.
     """
@@ -124,6 +126,7 @@ class DetectConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     evaluate_every: CountOrZero = 0
+    network: Network | None = None
 
 
 def preset(model: DetectorName, data: DetectionDataName) -> DetectConfig:

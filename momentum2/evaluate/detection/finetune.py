@@ -36,7 +36,7 @@ def with_encoder(config: DetectConfig, run: str | None) -> tuple[DetectConfig, b
         raise UserError(
             "Name the run whose encoder is to be fine-tuned, or choose --init random or --init FILE."
         )
-    loaded = load_encoder(source) if source is not None else None
+    loaded = load_encoder(source, config.network) if source is not None else None
     if loaded is not None:
         card = loaded.card
         config = replace(config, encoder=EncoderConfig(card.backbone, card.stem, card.width))

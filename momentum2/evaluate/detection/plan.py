@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+from momentum2.engine.checks import check_optim
 from momentum2.errors import UserError
 from momentum2.evaluate.detection.config import DetectConfig
 from momentum2.schedules import scaled_lr, warmup_step_decay
 from momentum2.settings import check as check_settings
 
+_MILESTONES = (2 / 3, 8 / 9)  # of 1x: steps 60,000 and 80,000
 _SCHEDULE_IMAGES = {"1x": 90_000 * 16, "2x": 180_000 * 16}
 
 
@@ -19,17 +21,21 @@ class Plan:
     lr_base: float
     warmup: int
     warmup_start: float
+    milestones: tuple[float, ...]
 
     def lr(self, k: int) -> float:
         """Learning rate of the step after k are done."""
-        return warmup_step_decay(self.lr_base, k, self.steps, self.warmup, self.warmup_start)
+        return warmup_step_decay(self.lr_base, k, self.steps, self.milestones, self.warmup, self.warmup_start)
 
 
 def check(config: DetectConfig) -> None:
     """Raise a `UserError` for a value that cannot be meant, before anything is opened or written."""
     check_settings(config)
+    check_optim(config.optim)
     if config.train.devices not in ("auto", 1):
         raise UserError("The norms of detectors are synced; --train.devices is for pretraining.")
+    if config.network is not None and config.init != "encoder":
+        raise UserError(f"--network chooses an encoder of RUN; leave it out with --init {config.init}.")
 
 
 def resolve(config: DetectConfig, steps_per_epoch: int, world: int) -> Plan:
@@ -52,4 +58,5 @@ def resolve(config: DetectConfig, steps_per_epoch: int, world: int) -> Plan:
         lr_base=scaled_lr(config.optim.lr, train.batch_size),
         warmup=min(round(config.optim.warmup_epochs * steps_per_epoch), steps),
         warmup_start=config.optim.warmup_start,
+        milestones=tuple(config.optim.milestones or _MILESTONES),
     )

@@ -1,5 +1,7 @@
 """Scales, flips, sampling and batches: pure functions of (seed, step)."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -139,10 +141,17 @@ def test_an_error_in_a_thread_reaches_the_loop() -> None:
 
 def test_the_learning_rate_falls_to_a_tenth_at_two_thirds_and_eight_ninths() -> None:
     lr = [
-        warmup_step_decay(0.02, k, 90_000, 1000)
+        warmup_step_decay(0.02, k, 90_000, (2 / 3, 8 / 9), 1000)
         for k in (0, 500, 1000, 59_999, 60_000, 79_999, 80_000, 89_999)
     ]
     assert lr == pytest.approx([2e-5, 0.02 * 0.5005, 0.02, 0.02, 2e-3, 2e-3, 2e-4, 2e-4])
+
+
+def test_milestones_may_be_others() -> None:
+    config = preset("mask_rcnn", "coco")
+    assert resolve(config, 7329, 1).milestones == (2 / 3, 8 / 9)
+    changed = resolve(replace(config, optim=replace(config.optim, milestones=[0.5])), 7329, 1)
+    assert [changed.lr(k) for k in (44_999, 45_000, 89_999)] == pytest.approx([0.02, 2e-3, 2e-3])
 
 
 def test_schedules_count_images() -> None:

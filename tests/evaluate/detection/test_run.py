@@ -16,7 +16,11 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from momentum2 import backbones
+from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, OptimConfig, TrainConfig
+from momentum2.engine.pretrain import pretrain
 from momentum2.errors import SettingError, UserError
+from momentum2.evaluate.detection.config import DetectConfig
+from momentum2.evaluate.detection.finetune import with_encoder
 from momentum2.evaluate.detection.run import detect
 
 Arguments = Callable[..., list[str]]
@@ -86,10 +90,30 @@ def test_initial_weights(tmp_path: Path, arguments: Arguments) -> None:
     assert not torch.equal(one["backbone.body.conv1.weight"], other["backbone.body.conv1.weight"])
 
 
+def test_the_student_or_the_teacher_of_a_run(tmp_path: Path) -> None:
+    model = ModelConfig("resnet18", "small", 0.125, projector_hidden=8, projector_out=4)
+    data = DataConfig("shapes", image_size=32, train_size=16, cache="off")
+    train = TrainConfig(steps=2, batch_size=8, threads=1, precision="fp32")
+    method = MethodConfig("byol", export="student", weight_momentum=0.1)
+    assert pretrain(
+        Config(method=method, model=model, data=data, train=train, optim=OptimConfig(lr=1.0)), tmp_path
+    )
+    weights = {}
+    for network in ("teacher", "student", None):
+        _, encoder = with_encoder(DetectConfig(network=network), str(tmp_path))
+        weights[network] = encoder.state_dict()["conv1.weight"]
+    saved = load_file(tmp_path / "checkpoints" / "step-00000002" / "shared.safetensors")
+    assert torch.equal(weights["teacher"], saved["method/teacher.network.encoder.conv1.weight"])
+    assert torch.equal(weights["student"], saved["method/student.encoder.conv1.weight"])
+    assert torch.equal(weights[None], weights["student"])
+    assert not torch.equal(weights["teacher"], weights["student"])
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ([], "Name the run whose encoder"),
+        (["--init=random", "--network=student", "--out=x"], "leave it out with --init random"),
         (["--init", "random"], "--out DIR"),
         (
             ["--model", "yolo", "--out", "x"],
