@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from momentum2 import distributed
+from momentum2.config import Count, NotNegative
 from momentum2.engine.logging import read_metrics
 from momentum2.engine.run import Resume
 from momentum2.evaluate.by_features import judge, judge_floors
@@ -35,9 +36,9 @@ class LinearOptions:
     """
 
     protocol: Literal["paper", "cached"] = "paper"
-    epochs: int = 80
-    batch_size: int = 256
-    lr: float | None = None
+    epochs: Count = 80
+    batch_size: Count = 256
+    lr: NotNegative | None = None
     floors: bool = True
     out: str | None = None
     resume: Resume = "auto"

@@ -112,7 +112,7 @@ def test_raw_pixels_by_the_paper_s_protocol(run: Path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (replace(SHORT, epochs=0), "^--epochs must be at least 1"),
+        (replace(SHORT, epochs=0), "^epochs must be at least 1"),
         (replace(SHORT, batch_size=500), "choose --batch_size 184 or less"),
     ],
 )
