@@ -4,7 +4,7 @@
 def main() -> int:
     """Run one command; returns the exit code."""
     try:
-        from momentum2 import cli  # seconds, most of them for torch
+        from momentum2 import cli
 
         return cli.main()
     except KeyboardInterrupt:

@@ -1,5 +1,7 @@
 """The exceptions that a person is meant to read."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Self
 
@@ -53,3 +55,10 @@ class SaidElsewhere(UserError):
 
 class ProcessLost(Exception):
     """Another process of the run has died. The command line prints the message and exits with code 1."""
+
+
+def hint(word: str, known: Iterable[str]) -> str:
+    """What a person may have meant by a word that is not known: `Did you mean plan?`, or all that are."""
+    names = list(known)
+    close = get_close_matches(word[:100], names, n=1)
+    return f"Did you mean {close[0]}?" if close else f"Choose from {', '.join(names)}."

@@ -5,7 +5,7 @@ Those of the paper have the published settings. A number says whose it is: the p
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -27,6 +27,7 @@ from momentum2.data import Dataset, open_dataset
 from momentum2.data.images import BadImage
 from momentum2.engine.device import choose_device
 from momentum2.errors import UserError
+from momentum2.settings import override, understood
 
 
 @dataclass(frozen=True)
@@ -450,3 +451,19 @@ def find(name: str) -> Recipe:
         hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(RECIPES)}."
         raise UserError(f"There is no recipe called {name!r}; {hint}")
     return RECIPES[name]()
+
+
+def configure(recipe: Recipe | None, given: Mapping[str, object]) -> Config:
+    """The config of a recipe (None: the defaults) with the given settings, by their dotted names.
+
+    A recipe that looks at the user's data has done so; what was given wins over what it chose.
+    """
+    base = Config() if recipe is None else recipe.config
+    given = understood(base, given)
+    config = override(base, given)
+    if recipe and recipe.adapt:
+        config = override(recipe.adapt(config, frozenset(given)), given)
+    # A network is tested at the size at which it is trained.
+    if "data.image_size" in given and "eval_data.image_size" not in given:
+        config = replace(config, eval_data=replace(config.eval_data, image_size=config.data.image_size))
+    return config

@@ -4,12 +4,23 @@ A setting that is added later has as its default what versions without it did, s
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from momentum2.errors import SettingError
 
-#: Names that are still accepted, and what they are called now.
-OLD_NAMES = {"train.virtual_devices": "train.devices"}
+_NORMS = ("method.student_norm", "method.teacher_norm")
+
+
+def old_words(given: Mapping[str, object]) -> Iterator[str]:
+    """A sentence for each given setting that has another name or value today."""
+    if "train.virtual_devices" in given:
+        yield (
+            "train.virtual_devices is now train.devices: the number of devices that share each micro-batch, that is, "
+            "virtual_devices / accumulate."
+        )
+    for name in _NORMS:
+        if given.get(name) in ("batch", "split"):
+            yield f"{name} {given[name]} is now called local (batch with several devices: synced)."
 
 
 def translate(
@@ -35,7 +46,7 @@ def translate(
             )
         grouped = groups > 1
         new.setdefault("train.devices", groups // accumulate if grouped else world or "auto")
-    for name in ("method.student_norm", "method.teacher_norm"):
+    for name in _NORMS:
         if new.get(name) == "batch" and grouped:
             if world is None and os.environ.get("WORLD_SIZE", "1") != "1":
                 raise SettingError(

@@ -1,18 +1,22 @@
 """The command line as a person meets it: its output and its exit code."""
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from PIL import Image
 
-from momentum2.arguments import ConfigFile, Options
-from momentum2.cli import _config, main
+from momentum2.cli import commands, main
+from momentum2.cli.commands import COMMANDS, _config
 from momentum2.config import Config, DataConfig
 from momentum2.errors import UserError
-from momentum2.recipes import find_data
+from momentum2.recipes import RECIPES, find_data
+from momentum2.settings import leaves
 
 
 def momentum2(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -20,18 +24,30 @@ def momentum2(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
+def planned(*arguments: str) -> Config:
+    """What `momentum2 plan` takes its words for."""
+    return _config(COMMANDS["plan"].options().parse("plan", arguments))
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["nonsense"], "no command called 'nonsense'"),
-        (["pretrian"], "did you mean pretrain?"),
-        (["plan"], "Missing argument RECIPE"),
+        (["pretrian"], "Did you mean pretrain?"),
+        (["--out", "x", "pretrain"], "Choose a command before --out"),
+        (["plan"], "Missing argument RECIPE. Choose one of quickstart"),
         (["plan", "nosuchrecipe"], "no recipe called 'nosuchrecipe'"),
         (["plan", "quickstrat"], "did you mean quickstart?"),
         (["plan", "quickstart", "--optim.lr", "abc"], "--optim.lr takes a number, not 'abc'"),
         (["plan", "quickstart", "--method.alpha", "x"], "--method.alpha takes cosine or a number, not 'x'"),
         (["plan", "quickstart", "--method.name", "x"], "--method.name takes byol, moco"),
+        (["plan", "quickstart", "--method.name", "mocco"], "Did you mean moco?"),
         (["plan", "quickstart", "--optim.lrr", "1"], "Did you mean --optim.lr?"),
+        (["plan", "quickstart", "--optim.lr"], "--optim.lr needs a value: a number."),
+        (["plan", "quickstart", "--optim.lr", "--probe"], "--optim.lr needs a value: a number."),
+        (["plan", "quickstart", "--train.compile", "maybe"], "Unexpected argument 'maybe'"),
+        (["plan", "quickstart", "--train.compile=maybe"], "--train.compile takes true or false, not 'maybe'"),
+        (["plan", "quickstart", "--train.steps", "1e3"], "--train.steps takes a whole number or none"),
         (["plan", "quickstart", "--train.batch_size", "1"], "--train.batch_size must be at least 2"),
         (["plan", "quickstart", "--train.steps", "0"], "--train.steps must be at least 1"),
         (["plan", "quickstart", "--method.alpha", "1.5"], "--method.alpha must be from 0 to 1"),
@@ -40,19 +56,35 @@ def momentum2(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["plan", "quickstart", "--optim.nesterov=true", "--optim.sgd_momentum=0"], "above 0"),
         (["plan", "quickstart", "--optim.milestones", "[0.6,60]"], "shares of the run"),
         (["plan", "simclr", "--method.export", "teacher"], "Method simclr has no teacher to export"),
+        (["plan", "quickstart", "--optim.lr", "-1e-3"], "--optim.lr must be at least 0, not -0.001"),
         (["plan", "quickstart", "--monitor.log_every", "0"], "--monitor.log_every must be at least 1"),
         (["plan", "quickstart", "--views.recipe", "supervised"], "byol compares two views"),
         (["plan", "quickstart", "--train.devices", "32"], "would see 1 sample"),
         (["plan", "quickstart", "--train.devices", "7"], "cannot be divided among 7 device(s)"),
         (["plan", "quickstart", "--method.teacher_norm", "shuffle"], "shuffle is MoCo's"),
-        (["plan", "quickstart", "extra"], "Unexpected argument 'extra'"),
+        (["plan", "quickstart", "extra"], "Unexpected argument 'extra'. See momentum2 plan --help."),
         (["plan", "quickstart", "--processes", "0"], "--processes must be at least 1"),
         (["plan", "quickstart", "--images", "0"], "--images must be at least 1"),
+        (["plan", "quickstart", "-x"], "Unknown option"),
         (["plan", "--config", "nowhere.yaml"], "nowhere.yaml"),
         (["plan", "folder", "--data.root", "nowhere"], "nowhere"),
         (["plan", "folder", "--data.root="], "--data.root is empty"),
         (["pretrain", "folder", "--data", "photos"], "Unknown option --data. Did you mean --data.root?"),
-        (["pretrain", "quickstart", "--out="], "Choose where the results go"),
+        (["pretrain", "quickstart", "--out="], "Choose a run directory with --out DIR."),
+        (["evaluate"], "Choose what to evaluate: knn, linear or semi."),
+        (["evaluate", "kn", "RUN"], "Choose what to evaluate: knn, linear or semi. 'kn' is none."),
+        (["evaluate", "knn"], "Missing argument RUN"),
+        (["evaluate", "knn", "nowhere", "--k", "0"], "--k must be at least 1"),
+        (["evaluate", "linear", "nowhere", "--lr=-1"], "--lr must be at least 0"),
+        (["evaluate", "semi", "nowhere", "--epochs", "0"], "--epochs must be at least 1"),
+        (["evaluate", "knn", "nowhere", "--data.rot", "x"], "Did you mean --data.root?"),
+        (["evaluate", "knn", "nowhere", "--config", "x"], "Unknown option --config"),
+        (["views"], "Missing argument DATA"),
+        (["report"], "Missing argument RUN"),
+        (["export", "nowhere"], "Choose a format with --format"),
+        (["watch", "nowhere", "--port", "70000"], "--port must be from 0 to 65535"),
+        (["--print-completion"], "Choose a shell"),
+        (["--print-completion", "fish"], "Choose a shell"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(
@@ -66,15 +98,82 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
     assert len(said.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "quickstart", "--ima", "100"],
+        ["plan", "quickstart", "--proc", "2"],
+        ["plan", "quickstart", "--train.step", "2"],
+        ["plan", "quickstart", "--train.epoch=3"],
+        ["plan", "quickstart", "--data.image_s", "48"],
+        ["plan", "--conf", "x.yaml"],
+        ["pretrain", "quickstart", "--ou", "x"],
+    ],
+)
+def test_nothing_is_abbreviated(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+    assert main(arguments) == 2
+    assert "Unknown option --" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one step."""
+    out = tmp_path_factory.mktemp("trained") / "run"
+    size = ["--train.steps=1", "--train.batch_size=8", "--model.width=0.125", "--model.projector_hidden=16"]
+    data = ["--data.train_size=16", "--eval_data.train_size=200", "--data.image_size=16", "--train.threads=1"]
+    rest = ["--monitor.knn_every=0", "--monitor.report=false", "--train.device=cpu"]
+    assert main(["pretrain", *size, *data, "--out", str(out), *rest, "quickstart"]) == 0
+    return out
+
+
+def test_what_a_command_is_about_may_come_last(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """`pretrain` has done so for the fixture."""
+    assert (trained / "encoder.safetensors").exists()
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    assert main(["plan", "--images", "100", "quickstart"]) == 0
+    assert "100 images" in capsys.readouterr().out
+    assert main(["evaluate", "knn", "--k", "5", "--floors", "false", str(run)]) == 0
+    assert main(["report", "--points", "5", str(run), "--out", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").exists()
+    assert main(["export", "--format", "onnx", str(run), "--out", str(tmp_path / "weights")]) == 0
+    assert (tmp_path / "weights").is_dir()
+    assert main(["embed", "--out", str(tmp_path / "f.npz"), "--data.train_size=9", str(run)]) == 0
+    assert len(np.load(tmp_path / "f.npz")["features"]) == 9
+    assert main(["reproduce", "--dry-run", "alpha"]) == 0
+    assert main(["views", "--out", str(tmp_path / "v.png"), "--count=2", "shapes"]) == 0
+    command = [sys.executable, "-m", "momentum2", "watch", "--port", "0", str(run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(f"Watching {run} at http://127.0.0.1:")
+        process.kill()
+
+
+def test_several_runs_stand_anywhere(trained: Path, tmp_path: Path):
+    for name in "ab":
+        shutil.copytree(trained, tmp_path / name)
+    runs, page = [str(tmp_path / name) for name in "ab"], tmp_path / "page.html"
+    assert main(["report", runs[0], "--points", "5", runs[1], "--out", str(page)]) == 0
+    assert page.exists()
+
+
 def test_the_folder_recipe_goes_by_what_was_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Also where that is what it says by itself: 200 epochs of 40 images, a twentieth of them warm-up."""
+    """Also where that is what it says by itself, and however it was said: 200 epochs, a twentieth of them warm-up."""
     for i in range(40):
         Image.new("RGB", (32, 32), (i, 0, 0)).save(tmp_path / f"{i}.png")
+    (tmp_path / "f.yaml").write_text("train: {epochs: 200}")
     folder = ["plan", "folder", "--data.root", str(tmp_path), "--train.device", "cpu"]
-    assert main([*folder, "--train.epochs", "200"]) == 0
-    said = capsys.readouterr().out
-    assert "400 of 16 images (200 epochs" in said
-    assert "warm-up     20 steps" in said
+    for words in (
+        ["--train.epochs", "200"],
+        ["--train.epochs=200"],
+        ["--config", str(tmp_path / "f.yaml")],
+    ):
+        assert main([*folder, *words]) == 0
+        said = capsys.readouterr().out
+        assert "400 of 16 images (200 epochs" in said
+        assert "warm-up     20 steps" in said
     assert main([*folder, "--train.epochs", "200", "--train.batch_size", "8"]) == 0
     assert "warm-up     50 steps" in capsys.readouterr().out
 
@@ -85,14 +184,60 @@ def test_a_config_file_in_another_encoding(tmp_path: Path, capsys: pytest.Captur
     assert "not a YAML file of settings" in capsys.readouterr().err
 
 
-def test_a_network_is_tested_at_the_size_at_which_it_is_trained():
-    sizes = ["quickstart", "--data.image_size", "48"], ["quickstart", "--data.image_size=48"]
-    options = Options("plan", "", options=[ConfigFile()], settings=Config())
-    for words in sizes:
-        config = _config(options.parse(words))
+def test_a_network_is_tested_at_the_size_at_which_it_is_trained(tmp_path: Path):
+    (tmp_path / "f.yaml").write_text("data: {image_size: 48}")
+    spelled = ["--data.image_size", "48"], ["--data.image_size=48"], ["--config", str(tmp_path / "f.yaml")]
+    for words in spelled:
+        config = planned("quickstart", *words)
         assert (config.data.image_size, config.eval_data.image_size) == (48, 48)
-    config = _config(options.parse([*sizes[0], "--eval_data.image_size", "64"]))
-    assert (config.data.image_size, config.eval_data.image_size) == (48, 64)
+        config = planned("quickstart", *words, "--eval_data.image_size", "64")
+        assert (config.data.image_size, config.eval_data.image_size) == (48, 64)
+
+
+def test_a_flag_wins_over_a_file_wherever_it_stands(tmp_path: Path):
+    file, later = tmp_path / "f.yaml", tmp_path / "later.yaml"
+    file.write_text("optim: {lr: 0.5, weight_decay: 0.25}\ntrain: {epochs: 7}")
+    later.write_text("train: {epochs: 8}")
+    lr, config = ["--optim.lr", "0.2"], ["--config", str(file)]
+    for words in ([*lr, *config, "quickstart"], ["quickstart", *config, *lr], [*config, "quickstart", *lr]):
+        found = planned(*words)
+        assert (found.optim.lr, found.optim.weight_decay, found.train.epochs) == (0.2, 0.25, 7)
+    assert planned(*config, "--config", str(later)).train.epochs == 8
+    assert planned(*config, "--optim.lr=0.1", "--optim.lr=0.3").optim.lr == 0.3, "the last one"
+
+
+def test_a_mistake_in_a_file_names_the_file_and_one_in_a_flag_the_flag(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "f.yaml"
+    file.write_text("train: {epochs: 0, sed: 1}")
+    assert main(["plan", "--config", str(file)]) == 2
+    assert f"{file}: Unknown setting train.sed. Did you mean train.seed?" in capsys.readouterr().err
+    file.write_text("train: {epochs: 0}")
+    assert main(["plan", "--config", str(file)]) == 2
+    assert f"{file}: train.epochs must be at least 1" in capsys.readouterr().err
+    assert main(["plan", "--config", str(file), "--train.epochs=-1"]) == 2
+    assert "momentum2: --train.epochs must be at least 1, not -1." in capsys.readouterr().err
+
+
+def test_how_values_are_written():
+    def one(*words: str) -> Config:
+        return planned("quickstart", *words)
+
+    assert one("--data.root=07").data.root == "07"
+    assert one("--data.root", "null.d").data.root == "null.d"
+    assert one("--data.root", "none").data.root is None
+    assert one("--data.root=null").data.root is None
+    assert one("--eval_data.name", "none").eval_data.name == "none"
+    assert one("--train.steps=5", "--train.steps=none").train.steps is None
+    assert one("--eval_data.test_split", "-20%").eval_data.test_split == "-20%"
+    assert one("--data.split=a=b").data.split == "a=b"
+    assert one("--train.batch-size", "64").train.batch_size == 64
+    for words, value in (([], True), (["true"], True), (["False"], False), (["no"], False)):
+        assert planned("--train.compile", *words, "quickstart").train.compile is value
+    assert one("--optim.lr", "1e-3").optim.lr == 1e-3
+    with pytest.raises(UserError, match=r"Unexpected argument '--optim\.lr'"):
+        planned("quickstart", "--", "--optim.lr")
 
 
 def test_data_that_is_named_is_taken_whole(tmp_path: Path):
@@ -129,19 +274,104 @@ def test_a_mistake_in_a_process_of_its_own():
     assert result.stderr == "momentum2: Unknown option --optim.lrr. Did you mean --optim.lr?\n"
 
 
-def test_help_and_version():
+def fails(*rest: object) -> None:
+    raise ValueError("a mistake\nof ours.")
+
+
+def test_an_error_of_our_own_is_one_sentence_that_names_its_file(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("momentum2.engine.estimate.planned", fails)
+    assert main(["plan", "quickstart"]) == 1
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert said.startswith("momentum2: Unexpected ValueError: a mistake. ")
+    (file,) = tmp_path.glob("momentum2-error-*.txt")
+    assert str(file) in said
+    assert "of ours." in file.read_text()
+    assert 'raise ValueError("a mistake' in file.read_text()
+
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    monkeypatch.setattr("momentum2.report.page.write_report", fails)
+    assert main(["report", str(run)]) == 1
+    (file,) = run.glob("momentum2-error-*.txt")
+    assert f"details in {file}." in capsys.readouterr().err
+    file.unlink()
+    monkeypatch.setattr("momentum2.engine.pretrain.pretrain", fails)
+    assert main(["pretrain", "quickstart", "--out", str(run)]) == 1
+    (file,) = run.glob("momentum2-error-*.txt")
+    assert f"details in {file}." in capsys.readouterr().err
+
+
+def test_an_error_that_nothing_can_be_written_about(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tempfile.tempdir", "/proc")
+    monkeypatch.setattr("momentum2.report.page.write_report", fails)
+    assert main(["report", "/proc"]) == 1
+    said = capsys.readouterr().err
+    assert "Traceback" in said, "better than nothing"
+    assert said.splitlines()[-1].startswith("momentum2: Unexpected ValueError: a mistake. ")
+
+
+def test_version_and_commands(capsys: pytest.CaptureFixture[str]):
     assert momentum2("--version").stdout.startswith("momentum2 0.")
-    assert "pretrain" in momentum2("--help").stdout
-    text = momentum2("plan", "quickstart", "--help").stdout
-    assert "--optim.lr" in text
-    assert "Learning rate per 256 images" in text
+    for words in ([], ["--help"], ["-h"], ["help"]):
+        assert main(words) == 0
+        said = capsys.readouterr().out
+        assert all(f"  {name}" in said for name in COMMANDS)
+    assert main(["evaluate", "--help"]) == 0
+    assert "evaluate semi" in capsys.readouterr().out
 
 
-def test_recipes_lists_all():
-    from momentum2.recipes import RECIPES
+def test_help_is_there_before_torch():
+    code = (
+        "import sys; from momentum2.cli import main; main(['--help']); main(['pln']); main(['evaluate']); "
+        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120).returncode == 0
 
-    output = momentum2("recipes").stdout
-    assert all(name in output for name in RECIPES)
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_every_option_once(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main([*name.split(), "--help"]) == 0
+    said = capsys.readouterr().out
+    usage = said.split("\n\n")[0].splitlines()
+    assert usage[0].startswith(f"usage: momentum2 {name}")
+    assert len(usage) <= 3
+    shown = [line.split()[0] for line in said.splitlines() if line.startswith("  --")]
+    options = COMMANDS[name].options()
+    assert sorted(shown) == sorted(f"--{option}" for option in options.known)
+    for part in (*options.options, *([options.settings] if options.settings else [])):
+        for field in (f for f in leaves(type(part)) if "." not in f):
+            assert f"{field}: " in (part.__doc__ or ""), "what a user needs to know about it"
+
+
+def test_help_is_by_group_with_the_defaults_of_the_recipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "200")
+    for words, batch in ((["plan", "quickstart", "-h"], 32), (["pretrain", "--help"], 256)):
+        assert main(words) == 0
+        said = capsys.readouterr().out
+        assert "optim: The optimizer and its schedule" in said
+        assert "Learning rate per 256 images" in said
+        assert f"Images per optimizer step, over all processes. (default: {batch})" in said
+        assert "--method.alpha {cosine}|X" in said
+        assert "80% is a share of all" in said
+    assert main(["detect", "--model=fcos", "--data.name", "coco", "--help"]) == 0
+    assert "(default: [800])" in capsys.readouterr().out
+
+
+def test_recipes_lists_all(capsys: pytest.CaptureFixture[str]):
+    assert main(["recipes"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in RECIPES)
 
 
 def test_a_recipe_is_shown_whole(capsys: pytest.CaptureFixture[str]):
@@ -155,12 +385,60 @@ def test_a_recipe_is_shown_whole(capsys: pytest.CaptureFixture[str]):
     assert "did you mean stl10?" in capsys.readouterr().err
 
 
+def test_completion(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["--print-completion", "bash"]) == 0
+    (tmp_path / "momentum2.bash").write_text(capsys.readouterr().out)
+
+    def completed(*words: str) -> list[str]:
+        script = (
+            'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _shtab_momentum2; echo "${COMPREPLY[@]}"'
+        )
+        done = subprocess.run(
+            ["bash", "-c", script, str(tmp_path / "momentum2.bash"), "momentum2", *words],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.split()
+
+    assert completed("pl") == ["plan"]
+    assert completed("evaluate", "") == ["knn", "linear", "semi"]
+    assert completed("plan", "quick") == ["quickstart"]
+    assert completed("plan", "quickstart", "--train.ep") == ["--train.epochs"]
+    assert completed("pretrain", "quickstart", "--method.name", "mo") == ["moco"]
+    assert main(["--print-completion=zsh"]) == 0
+    assert "#compdef momentum2" in capsys.readouterr().out
+
+
+def test_completion_without_its_extra(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["--print-completion", "bash"]) == 2
+    assert "pip install 'momentum2[completion]'" in capsys.readouterr().err
+
+
+def test_the_reader_of_a_pipe_may_leave():
+    command = f'"{sys.executable}" -m momentum2 pretrain --help | head -1; echo "${{PIPESTATUS[0]}}"'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["usage: momentum2 pretrain RECIPE [options]", "0"]
+    assert done.stderr == ""
+
+
 def test_import_is_light():
-    code = "import sys, momentum2; print([m for m in sys.modules if m.startswith('torchvision')])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+    code = (
+        "import sys, momentum2; print([m for m in sys.modules if m.startswith('torch')]);"
+        "momentum2.MomentumBatchNorm; momentum2.norms.momentum_norms; momentum2.load_encoder; dir(momentum2);"
+        "from momentum2 import *"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_a_probe_for_several_processes_takes_the_time_of_one(capsys: pytest.CaptureFixture[str]):
     small = ["--model.width", "0.125", "--train.batch_size", "8", "--train.threads", "1"]
     assert main(["plan", "quickstart", "--processes", "2", "--probe", "true", *small]) == 0
     assert "s a step" in capsys.readouterr().out
+
+
+def test_a_stopped_command_asks_to_be_run_again(capsys: pytest.CaptureFixture[str]):
+    assert commands._stopped() == os.EX_TEMPFAIL
+    assert "Run the same command again" in capsys.readouterr().out

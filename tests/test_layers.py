@@ -17,7 +17,6 @@ LAYERS = [
     "config",
     "spelling",
     "settings",
-    "arguments",
     "norms",
     "weights",
     "backbones",
@@ -73,3 +72,16 @@ def test_no_relative_imports():
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             assert not (isinstance(node, ast.ImportFrom) and node.level), path
+
+
+def test_only_the_command_line_reads_words():
+    """Nothing else knows argparse or sys.argv; `reproduce/timing.py` is a program that torchrun starts."""
+    for path in PACKAGE.rglob("*.py"):
+        place = path.relative_to(PACKAGE)
+        if place.parts[0] == "cli" or place == Path("reproduce/timing.py"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert "argparse" not in names, place
+            assert not (isinstance(node, ast.ImportFrom) and node.module == "argparse"), place
+            assert not (isinstance(node, ast.Attribute) and node.attr == "argv"), place

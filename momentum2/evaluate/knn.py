@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from momentum2.config import Count, Positive
 from momentum2.errors import UserError
 from momentum2.evaluate.by_features import judge, judge_floors
 from momentum2.evaluate.results import Result
@@ -24,8 +25,8 @@ class KnnOptions:
         floors: Measure random initialisation and raw pixels too, on at most 100,000 training images.
     """
 
-    k: int = 20
-    temperature: float = 0.07
+    k: Count = 20
+    temperature: Positive = 0.07
     floors: bool = True
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from momentum2 import distributed
+from momentum2.config import Count, NotNegative
 from momentum2.engine.logging import read_metrics
 from momentum2.engine.run import Resume
 from momentum2.evaluate.by_features import judge, judge_floors
@@ -36,9 +37,9 @@ class LinearOptions:
     """
 
     protocol: ProtocolName | Literal["cached"] = "paper"
-    epochs: int | None = None
-    batch_size: int | None = None
-    lr: float | None = None
+    epochs: Count | None = None
+    batch_size: Count | None = None
+    lr: NotNegative | None = None
     floors: bool = True
     out: str | None = None
     resume: Resume = "auto"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from momentum2.config import OptimConfig
+from momentum2.config import Count, NotNegative, OptimConfig
 from momentum2.data.dataset import Subset
 from momentum2.engine.recalibrate import recalibrate
 from momentum2.engine.run import Resume
@@ -31,9 +31,9 @@ class SemiOptions:
 
     fraction: float | None = None
     list: str | None = None
-    epochs: int | None = None
-    batch_size: int | None = None
-    lr: float = 0.02  # the paper's 0.08 at its batch size of 1024
+    epochs: Count | None = None
+    batch_size: Count | None = None
+    lr: NotNegative = 0.02  # the paper's 0.08 at its batch size of 1024
     out: str | None = None
     resume: Resume = "auto"
 

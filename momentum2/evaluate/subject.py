@@ -12,7 +12,7 @@ import torch
 
 from momentum2.augment import ViewSpec, view_specs
 from momentum2.backbones import Encoder
-from momentum2.config import DataConfig, Network, Precision, Stem, ViewsConfig
+from momentum2.config import Count, DataConfig, Network, Precision, Stem, ViewsConfig, Width
 from momentum2.data import Dataset, open_dataset
 from momentum2.engine.device import choose_device
 from momentum2.engine.encoder import EncoderCard, load_encoder, read_card
@@ -22,7 +22,7 @@ from momentum2.errors import SettingError, UserError
 from momentum2.evaluate.features import Features, extract
 from momentum2.evaluate.floors import Pixels, random_encoder
 from momentum2.evaluate.results import PIXELS, RANDOM, Settings
-from momentum2.settings import config_from_file
+from momentum2.settings import check, config_from_file
 
 Weights = Literal["given", "random", "pixels"]
 
@@ -50,11 +50,11 @@ class SubjectOptions:
     weights: Weights = "given"
     backbone: str | None = None
     stem: Stem | None = None
-    width: float | None = None
-    feature_batch: int = 256
+    width: Width | None = None
+    feature_batch: Count = 256
     precision: Precision = "fp32"
     device: str = "auto"
-    threads: int | None = None
+    threads: Count | None = None
     seed: int = 0
 
 
@@ -173,9 +173,7 @@ def open_subject(source: str | Path, options: SubjectOptions | None = None) -> I
         options: Its data of kind "none" stands for the run's own evaluation data.
     """
     options = options or SubjectOptions()
-    for flag, value in (("feature_batch", options.feature_batch), ("threads", options.threads)):
-        if value is not None and value < 1:
-            raise UserError(f"--{flag} must be at least 1, not {value}.")
+    check(options)
     with _flags_without_section(), joined(device := choose_device(options.device)):
         if options.threads:
             torch.set_num_threads(options.threads)
@@ -222,7 +220,8 @@ def _flags_without_section() -> Iterator[None]:
     try:
         yield
     except SettingError as error:
-        raise type(error)(error.setting.removeprefix("train."), error.problem, error.source) from None
+        name = error.setting.removeprefix("train.").removeprefix("optim.")
+        raise type(error)(name, error.problem, error.source) from None
     except UserError as error:
         raise type(error)(str(error).replace("--train.", "--")) from None
 

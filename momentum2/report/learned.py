@@ -1,7 +1,7 @@
 """What an encoder makes of some images: a map of them, their nearest neighbours, and what those would vote."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from momentum2.backbones import Encoder
+from momentum2.config import Limits
 from momentum2.data import open_dataset
 from momentum2.data.dataset import Ints, Subset
 from momentum2.data.sampler import seeded_subset
@@ -36,7 +37,7 @@ class ReportOptions:
         map: How features become a map: pca, or tsne (needs the tsne extra).
     """
 
-    points: int = 2000
+    points: Annotated[int, Limits(3)] = 2000
     map: Map = "pca"
 
 

@@ -17,6 +17,7 @@ from momentum2.report.html import escape, note, script_json
 from momentum2.report.learned import Learned, ReportOptions, look, queries
 from momentum2.report.run import RunFiles, read_runs
 from momentum2.report.sprites import COLUMNS
+from momentum2.settings import check
 
 #: Name of a run's report in its directory.
 REPORT = "report.html"
@@ -38,8 +39,7 @@ def write_report(runs: Sequence[Path], out: Path | None = None, options: ReportO
         options: What to look at.
     """
     options = options or ReportOptions()
-    if options.points < 3:
-        raise UserError(f"--points must be at least 3, not {options.points}.")
+    check(options)
     opened = read_runs([Path(run) for run in runs])
     if not opened:
         raise UserError("Say which run: give a run directory.")

@@ -1,26 +1,15 @@
-"""The command `momentum2 reproduce`."""
+"""What somebody asks for with `momentum2 reproduce`, as work that can be done."""
 
-import os
 import shlex
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 
-from momentum2.arguments import Options
 from momentum2.config import Count
 from momentum2.engine.device import allowed_cores
-from momentum2.errors import UserError
+from momentum2.errors import UserError, hint
 from momentum2.reproduce.rows import Scale, Table
-from momentum2.reproduce.runner import Stopped, Work, commands, write_table
-from momentum2.reproduce.runner import reproduce as run
+from momentum2.reproduce.runner import Work
 from momentum2.reproduce.tables import TABLES
-
-_DESCRIPTION = (
-    "Run a table of the paper, its rows with each seed, and print it beside the paper's numbers. What is finished is "
-    "not run again: the same command goes on after any interruption. smoke takes minutes on the embedded shapes and "
-    "shows that everything works; cifar is the same comparison on CIFAR-10 (image files in train/ and test/), for two "
-    "CPU cores and a night: some 40 minutes for a row with a seed; paper has the published settings."
-)
 
 
 @dataclass(frozen=True)
@@ -52,25 +41,10 @@ class ReproduceOptions:
     dry_run: bool = False
 
 
-def reproduce(arguments: list[str]) -> int:
-    """Run the command; returns the exit code."""
-    parser = Options(
-        "reproduce",
-        _DESCRIPTION,
-        "TABLE [--scale smoke|cifar|paper] [options]",
-        (ReproduceOptions(),),
-        epilog=f"Tables: {', '.join(TABLES)}.",
-    )
-    words = parser.parse(arguments)
-    if words.help:
-        return parser.show()
-    if not words.named:
-        raise UserError(f"Missing argument TABLE. Choose one of {', '.join(TABLES)}.")
-    name, options = words.one("TABLE"), words.read(ReproduceOptions())
+def find_work(name: str, options: ReproduceOptions) -> Work:
+    """The table called `name` as it is to be run, or a `UserError` before anything is."""
     if name not in TABLES:
-        close = get_close_matches(name, TABLES, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(TABLES)}."
-        raise UserError(f"There is no table called {name!r}; {hint}")
+        raise UserError(f"There is no table called {name!r}. {hint(name, TABLES)}")
     paper = options.scale == "paper"
     if paper and options.launcher is None and not options.dry_run:
         raise UserError(
@@ -87,7 +61,7 @@ def reproduce(arguments: list[str]) -> int:
     keys = _keys(table, options.rows)
     if not options.dry_run:
         _check_lists(table, keys)
-    work = Work(
+    return Work(
         table=replace(table, epochs=options.epochs),
         keys=keys,
         out=Path(options.out or f"runs/reproduce/{options.scale}"),
@@ -105,22 +79,23 @@ def reproduce(arguments: list[str]) -> int:
         launcher=options.launcher,
         processes=0 if paper else 2,
     )
-    if options.dry_run:
-        print("\n".join(commands(work)))
-        return 0
-    try:
-        text = run(work, options.jobs or (1 if paper else allowed_cores()))
-    except Stopped:
-        write_table(work)
-        print("Stopped and saved: run the same command again to go on.")
-        return os.EX_TEMPFAIL
-    print(f"\n{text}\nWritten to {work.out / work.table.stem}.md, .json and .png.")
-    return 0
+
+
+def jobs_of(options: ReproduceOptions) -> int:
+    """How many runs are side by side."""
+    return options.jobs or (1 if options.scale == "paper" else allowed_cores())
 
 
 def _keys(table: Table, wanted: str | None) -> tuple[str, ...]:
     known = tuple(row.key for row in table.rows)
-    keys = known if wanted is None else tuple(dict.fromkeys(key.strip() for key in wanted.split(",")))
+    keys = (
+        known
+        if wanted is None
+        else tuple(
+            # `split` was the name of local norms in version 0.1, and so of their rows
+            dict.fromkeys(key.strip().replace("split", "local") for key in wanted.split(","))
+        )
+    )
     for key in keys:
         if key not in known:
             raise UserError(f"{table.name} has no row {key!r}; its rows are {', '.join(known)}.")

@@ -229,5 +229,9 @@ def test_the_error_of_one_process_alone_is_said_and_ends_all(
     (said,) = logs.glob("*/attempt_0/1/stderr.log")
     assert says in said.read_text()
     assert re.search(rf"exitcode *: {code} ", done.stderr)
+    details = [file.read_text() for file in (tmp_path / "run").glob("momentum2-error-*.txt")]
+    assert [("in fails" in text) for text in details] == [True] * (error == "unexpected")
+    if details:
+        assert "Traceback" not in said.read_text()
     if backend == "nccl":
         assert "went on" not in (said.parent / "stdout.log").read_text()

@@ -104,7 +104,7 @@ n = lines(out)
 os.kill(process, signal.SIGTERM)
 assert code(process) == os.EX_TEMPFAIL
 said = out.with_suffix(".log").read_text()
-assert "saving after this step" in said and "run the same command again" in said, said
+assert "saving after this step" in said and "Run the same command again" in said, said
 assert "Traceback" not in said, said
 assert saved(out)[-1] == lines(out) and n < lines(out) <= n + 2 < 10, (n, saved(out), lines(out))
 assert not (out / "encoder.safetensors").exists()

@@ -36,10 +36,9 @@ def test_the_config_is_written_whole(out: Path):
 
 
 def test_the_config_is_accepted_by_the_command_line(out: Path):
-    from momentum2.arguments import ConfigFile, Options
+    from momentum2.cli.commands import COMMANDS
 
-    options = Options("pretrain", "", options=[ConfigFile()], settings=CONFIG)
-    words = options.parse(["--config", str(out / "config.yaml")])
+    words = COMMANDS["pretrain"].options().parse("pretrain", ["--config", str(out / "config.yaml")])
     assert words.override(changed(CONFIG, "train.seed", 7)) == CONFIG
 
 

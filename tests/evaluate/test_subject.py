@@ -151,8 +151,8 @@ def test_wrong_backbone(run: Path, tmp_path: Path, shapes: DataConfig):
     ("options", "sentence"),
     [
         (SubjectOptions(device="warp"), "^--device warp is not a device"),
-        (SubjectOptions(feature_batch=0), "--feature_batch must be at least 1"),
-        (SubjectOptions(threads=-1), "--threads must be at least 1"),
+        (SubjectOptions(feature_batch=0), "^feature_batch must be at least 1"),
+        (SubjectOptions(threads=-1), "^threads must be at least 1"),
     ],
 )
 def test_wrong_options(run: Path, options: SubjectOptions, sentence: str):

@@ -119,7 +119,7 @@ def test_mistakes_are_sentences(run: Path, tmp_path: Path):
         write_report([])
     with pytest.raises(UserError, match=r"has no config\.yaml"):
         write_report([tmp_path])
-    with pytest.raises(UserError, match="--points must be at least 3"):
+    with pytest.raises(UserError, match=r"^points must be at least 3"):
         write_report([run], options=ReportOptions(points=2))
     with pytest.raises(UserError, match="cannot be written"):
         write_report([run], tmp_path / "no" / "page.html")

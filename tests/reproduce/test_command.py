@@ -50,7 +50,7 @@ def test_a_killed_row_goes_on_and_a_finished_one_is_not_run_again(tmp_path: Path
     second.terminate()  # while the seconds are measured: the row itself is finished
     said, _ = second.communicate(timeout=120)
     assert second.returncode == os.EX_TEMPFAIL
-    assert "run the same command again" in said
+    assert "Run the same command again" in said
     before = (run / "encoder.safetensors").stat().st_mtime_ns
 
     third = subprocess.run(command(out), env=ENVIRONMENT, capture_output=True, text=True, check=True)
@@ -145,8 +145,8 @@ def test_dry_run_prints_commands_and_makes_nothing(tmp_path: Path, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "Say which table"),
-        (["alhpa"], "did you mean alpha?"),
+        ([], "Missing argument TABLE"),
+        (["alhpa"], "Did you mean alpha?"),
         (["alpha", "--scale", "huge"], "--scale takes"),
         (["alpha", "--rows", "alpha-2"], "its rows are alpha-cosine"),
         (["alpha", "--seeds", "0,x"], "--seeds takes whole numbers"),

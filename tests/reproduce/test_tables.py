@@ -8,8 +8,7 @@ from typing import get_args
 
 import pytest
 
-from momentum2.arguments import Options
-from momentum2.cli import RunOptions
+from momentum2.cli.commands import COMMANDS
 from momentum2.config import Config
 from momentum2.engine.plan import resolve
 from momentum2.recipes import find
@@ -35,8 +34,8 @@ def config_of(run: Pretraining) -> Config:
 
 @cache
 def parsed(command: tuple[str, ...]) -> Config:
-    words = Options("pretrain", "", options=[RunOptions()], settings=Config()).parse(command[1:])
-    return words.override(find(words.one("RECIPE")).config)
+    words = COMMANDS["pretrain"].options().parse("pretrain", command[1:])
+    return words.override(find(words.one()).config)
 
 
 @pytest.mark.parametrize("table", tables(), ids=lambda t: f"{t.name}-{t.scale}")

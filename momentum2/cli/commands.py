@@ -1,0 +1,557 @@
+"""Every command: its options, and the function that they go to. What a command needs is imported when it is used."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+from momentum2.cli.options import ConfigFile, Options, Positional, Words
+from momentum2.config import Config, Count, DataConfig, Limits, Network, Resume
+from momentum2.errors import UserError
+from momentum2.spelling import old_words
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from momentum2.evaluate import subject as evaluated
+    from momentum2.evaluate.detection.config import DetectConfig
+    from momentum2.evaluate.knn import KnnOptions
+    from momentum2.evaluate.linear import LinearOptions
+    from momentum2.evaluate.results import Result
+    from momentum2.evaluate.semi import SemiOptions
+
+    S = TypeVar("S", bound=DataclassInstance)
+    Measure = Callable[[evaluated.Subject, S], Result | None]
+
+_RUN = Positional(
+    "RUN", "A run directory, one of its checkpoints, an encoder.safetensors or another file of weights."
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command.
+
+    Args:
+        description: What it does; the list of commands has the first sentence.
+        usage: What follows it, one line each.
+        options: Makes its options.
+        run: Does it; returns the exit code.
+        defaults: The settings that its help shows as defaults.
+    """
+
+    description: str
+    usage: str
+    options: Callable[[], Options]
+    run: Callable[[Words], int]
+    defaults: Callable[[Words], "DataclassInstance | None"] = lambda words: None
+
+
+# -- recipes, plan, pretrain, views
+
+
+def recipes(words: Words) -> int:
+    """List the recipes, or show one."""
+    import yaml
+    from rich.console import Console
+    from rich.table import Table
+
+    from momentum2.recipes import RECIPES, find
+
+    name = words.at_most_one()
+    if name is not None:
+        recipe = find(name)
+        print(f"{recipe.summary}\n\n  {recipe.command}\n\nexpect: {recipe.expect}\n")
+        print(yaml.safe_dump(asdict(recipe.config), sort_keys=False), end="")
+        return 0
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("recipe", "what it is", "expect"):
+        table.add_column(column)
+    for name, build in RECIPES.items():
+        recipe = build()
+        table.add_row(name, recipe.summary, recipe.expect)
+    Console().print(table)
+    return 0
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What to plan for.
+
+    Args:
+        processes: Number of processes.
+        images: Number of images, instead of opening the data.
+        probe: Time a few steps to estimate the duration.
+    """
+
+    processes: Count = 1
+    images: Count | None = None
+    probe: bool = False
+
+
+def plan(words: Words) -> int:
+    """Show what a recipe comes to."""
+    options, config = words.read(PlanOptions()), _config(words)
+    from momentum2.engine.estimate import planned
+
+    for name, value in planned(config, options.images, options.processes, options.probe):
+        print(f"{name:<12}{value}")
+    return 0
+
+
+@dataclass(frozen=True)
+class PretrainOptions:
+    """Where the results go.
+
+    Args:
+        out: The run directory.
+        resume: auto: resume or start. never: only start. must: only resume.
+    """
+
+    out: str | None = None
+    resume: Resume = "auto"
+
+
+def pretrain(words: Words) -> int:
+    """Train."""
+    options, config = words.read(PretrainOptions()), _config(words)
+    from momentum2.engine.pretrain import pretrain
+    from momentum2.evaluate.online import online_knn
+    from momentum2.report.page import write_last_report
+
+    out = _out(options.out, "Choose a run directory with --out DIR.")
+    if not pretrain(config, out, options.resume, online_knn):
+        return _stopped()
+    _say(f"Done: the encoder is {out / 'encoder.safetensors'}")
+    if config.monitor.report and _is_first():
+        _say(write_last_report(out))
+    return 0
+
+
+@dataclass(frozen=True)
+class ViewsOptions:
+    """What is drawn.
+
+    Args:
+        out: The picture to write.
+        count: Number of images.
+    """
+
+    out: str = "views.png"
+    count: Count = 8
+
+
+def views(words: Words) -> int:
+    """Draw a contact sheet."""
+    from momentum2.data import open_dataset
+    from momentum2.data.contact_sheet import write_views
+    from momentum2.recipes import find_data, typical_size
+
+    source, options = words.one(), words.read(ViewsOptions())
+    data = find_data(source, DataConfig(image_size=32) if source == "shapes" else DataConfig())
+    data = replace(data, image_size=typical_size(open_dataset(replace(data, cache="off"))))
+    write_views(words.override(Config(data=data)), Path(options.out), options.count)
+    print(f"Wrote {options.out}")
+    return 0
+
+
+def _recipe() -> Positional:
+    from momentum2.recipes import RECIPES
+
+    return Positional("RECIPE", "A recipe; momentum2 recipes lists them.", tuple(RECIPES))
+
+
+def _recipe_options(options: "DataclassInstance") -> Options:
+    return Options(_recipe(), (options, ConfigFile()), Config())
+
+
+def _recipe_defaults(words: Words) -> Config:
+    from momentum2.recipes import find
+
+    name = words.at_most_one()
+    return Config() if name is None else find(name).config
+
+
+def _config(words: Words) -> Config:
+    """The config of `RECIPE [options]` or `--config FILE [options]`."""
+    from momentum2.recipes import configure, find
+
+    name = words.at_most_one() if "config" in words.options else words.one()
+    for sentence in old_words(words.settings):
+        _warn(sentence)
+    with words.naming_files():
+        return configure(None if name is None else find(name), words.settings)
+
+
+# -- evaluate, embed
+
+
+@dataclass(frozen=True)
+class ImagesOption:
+    """The images, in one word.
+
+    Args:
+        data: A folder of images, an archive, a list file, or shapes (default: the run's eval_data); the settings
+            data.name, data.root and so on say the same at length.
+    """
+
+    data: str | None = None
+
+
+def _knn() -> tuple["KnnOptions", "Measure[KnnOptions]"]:
+    from momentum2.evaluate.knn import KnnOptions, evaluate_knn
+
+    return KnnOptions(), evaluate_knn
+
+
+def _linear() -> tuple["LinearOptions", "Measure[LinearOptions]"]:
+    from momentum2.evaluate.linear import LinearOptions, evaluate_linear
+
+    return LinearOptions(), evaluate_linear
+
+
+def _semi() -> tuple["SemiOptions", "Measure[SemiOptions]"]:
+    from momentum2.evaluate.semi import SemiOptions, evaluate_semi
+
+    return SemiOptions(), evaluate_semi
+
+
+def _evaluate(words: Words, options: "S", measure: "Measure[S]") -> int:
+    from momentum2.evaluate.results import report
+    from momentum2.evaluate.subject import open_subject
+
+    options = words.read(options)
+    with open_subject(words.one(), _subject_options(words)) as subject:
+        result = measure(subject, options)
+        if result is not None:
+            report(result, subject.directory)
+    return 0 if result is not None else _stopped()
+
+
+def _embed_options() -> Options:
+    from momentum2.evaluate.embed import EmbedOptions
+
+    return _on_images(EmbedOptions())
+
+
+def embed(words: Words) -> int:
+    """Write features to a file."""
+    from momentum2.evaluate.embed import EmbedOptions, embed
+    from momentum2.evaluate.subject import open_subject
+
+    options = words.read(EmbedOptions())
+    with open_subject(words.one(), _subject_options(words)) as subject:
+        count = embed(subject, options)
+    _say(f"Wrote the features of {count:,} images to {options.out}")
+    return 0
+
+
+def _on_images(options: "DataclassInstance") -> Options:
+    from momentum2.evaluate.subject import SubjectOptions
+
+    return Options(_RUN, (options, ImagesOption()), SubjectOptions())
+
+
+def _subject_options(words: Words) -> "evaluated.SubjectOptions":
+    """What is evaluated on what: the run's own evaluation data, unless other images are named."""
+    from momentum2.evaluate.subject import SubjectOptions, data_of
+    from momentum2.recipes import find_data
+
+    data, named = data_of(words.one()), words.read(ImagesOption()).data
+    return words.override(SubjectOptions(data=data if named is None else find_data(named, data)))
+
+
+# -- detect
+
+
+@dataclass(frozen=True)
+class DetectOptions:
+    """What is done, and where the results go.
+
+    Args:
+        out: The run directory, or where other results go.
+        resume: auto: resume or start. never: only start. must: only resume.
+        eval_only: Evaluate the fine-tuned detector in RUN.
+        images: Run the detector in RUN on this folder.
+    """
+
+    out: str | None = None
+    resume: Resume = "auto"
+    eval_only: bool = False
+    images: str | None = None
+
+
+def _detect_options() -> Options:
+    from momentum2.evaluate.detection.config import DetectConfig
+
+    return Options(_RUN, (DetectOptions(), ConfigFile()), DetectConfig())
+
+
+def _detect_defaults(words: Words) -> "DetectConfig":
+    from momentum2.evaluate.detection.config import DetectConfig, preset
+
+    config = words.override(DetectConfig())
+    return preset(config.model, config.data.name)
+
+
+def detect(words: Words) -> int:
+    """Fine-tune a detector."""
+    try:
+        from momentum2.evaluate.detection import use
+        from momentum2.evaluate.detection.finetune import finetune
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("faster_coco_eval"):
+            raise
+        raise UserError("momentum2 detect needs its extra: pip install 'momentum2[detection]'.") from None
+    run, options = words.at_most_one(), words.read(DetectOptions())
+    if options.eval_only or options.images is not None:
+        if run is None:
+            raise UserError("Name the run of the fine-tuned detector: momentum2 detect RUN --eval-only.")
+        out = Path(options.out) if options.out else None
+        with words.naming_files():
+            if options.images is None:
+                use.evaluate(Path(run), words.settings, out)
+            else:
+                _say(use.detect_in(Path(run), Path(options.images), words.settings, out))
+        return 0
+    out = _out(options.out, "Choose a run directory with --out DIR.")
+    # The settings of this model on these data are the defaults; what was given still wins.
+    config = words.override(_detect_defaults(words))
+    return 0 if finetune(config, run, out, options.resume) else _stopped()
+
+
+# -- export, report, watch, reproduce
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What is written.
+
+    Args:
+        format: The tool: torchvision, timm, detectron2, onnx or huggingface.
+        out: The folder to write; it must not exist yet.
+        network: teacher (where there is one) or student.
+        recalibrate: Images on which the batch-norm statistics are measured again.
+        licence: Licence of the weights, for the model card.
+    """
+
+    format: str | None = None
+    out: str | None = None
+    network: Network | None = None
+    recalibrate: str | None = None
+    licence: str = "unknown"
+
+
+def export(words: Words) -> int:
+    """Write weights for other tools."""
+    from momentum2.export import FORMATS, export
+
+    source, o = words.one(), words.read(ExportOptions())
+    if o.format is None:
+        raise UserError(f"Choose a format with --format: {', '.join(FORMATS)}.")
+    out = _out(o.out, "Choose a folder with --out FOLDER.")
+    lines = export(source, o.format, out, o.network, o.recalibrate, o.licence)
+    print(f"Wrote {out}. To load it:\n\n{lines}")
+    return 0
+
+
+@dataclass(frozen=True)
+class PageOptions:
+    """The page.
+
+    Args:
+        out: The file to write (default: report.html in the run).
+    """
+
+    out: str | None = None
+
+
+def _report_options() -> Options:
+    from momentum2.report.learned import ReportOptions
+
+    return Options(Positional("RUN", "A run directory, or several."), (PageOptions(), ReportOptions()))
+
+
+def report(words: Words) -> int:
+    """Write the HTML page."""
+    from momentum2.report.learned import ReportOptions
+    from momentum2.report.page import write_report
+
+    runs, out = [Path(run) for run in words.some()], words.read(PageOptions()).out
+    print(f"Wrote {write_report(runs, Path(out) if out else None, words.read(ReportOptions()))}")
+    return 0
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """Where the page is served.
+
+    Args:
+        port: Port on 127.0.0.1; 0 takes a free one.
+    """
+
+    port: Annotated[int, Limits(0, 65535)] = 8010
+
+
+def watch(words: Words) -> int:
+    """Serve the live page."""
+    from momentum2.report.watch import watch
+
+    watch(Path(words.one()), words.read(WatchOptions()).port)
+    return 0
+
+
+def _reproduce_options() -> Options:
+    from momentum2.reproduce import TABLES
+    from momentum2.reproduce.command import ReproduceOptions
+
+    return Options(Positional("TABLE", "A table of the paper.", tuple(TABLES)), (ReproduceOptions(),))
+
+
+def reproduce(words: Words) -> int:
+    """Run a table of the paper."""
+    from momentum2.reproduce.command import ReproduceOptions, find_work, jobs_of
+    from momentum2.reproduce.runner import Stopped, commands, reproduce, write_table
+
+    options = words.read(ReproduceOptions())
+    work = find_work(words.one(), options)
+    if options.dry_run:
+        print("\n".join(commands(work)))
+        return 0
+    try:
+        text = reproduce(work, jobs_of(options))
+    except Stopped:
+        write_table(work)
+        return _stopped()
+    print(f"\n{text}\nWritten to {work.out / work.table.stem}.md, .json and .png.")
+    return 0
+
+
+# -- what they share
+
+
+def _out(out: str | None, sentence: str) -> Path:
+    if not out:
+        raise UserError(sentence)
+    return Path(out)
+
+
+def _stopped() -> int:
+    """Say that a signal ended the training; the exit code asks schedulers to try again."""
+    _say("Stopped; everything is saved. Run the same command again to resume.")
+    return os.EX_TEMPFAIL
+
+
+def _say(text: str) -> None:
+    """Print once, from however many processes."""
+    if _is_first():
+        print(text)
+
+
+def _warn(text: str) -> None:
+    """Say once what works but should be spelled otherwise."""
+    if _is_first():
+        print(f"momentum2: {text}", file=sys.stderr)
+
+
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+_RECIPE_USAGE = "RECIPE [options]\n--config FILE [options]"
+_IMAGES_USAGE = "RUN [--data PATH] [options]"
+_DATA = Positional("DATA", "A folder of images, an archive, a list file, or shapes.")
+
+COMMANDS: dict[str, Command] = {
+    "recipes": Command(
+        "List the named recipes with their headline numbers. With a name, show that recipe whole.",
+        "[RECIPE]",
+        lambda: Options(_recipe()),
+        recipes,
+    ),
+    "plan": Command(
+        "Resolve a recipe: steps, learning rate, momenta, BN batch, memory, time. Trains nothing.",
+        _RECIPE_USAGE,
+        lambda: _recipe_options(PlanOptions()),
+        plan,
+        _recipe_defaults,
+    ),
+    "views": Command(
+        "Write a picture of some images and, beside each, the views that the network sees.",
+        "DATA --out views.png [options]",
+        lambda: Options(_DATA, (ViewsOptions(), ConfigFile()), Config()),
+        views,
+    ),
+    "pretrain": Command(
+        "Pretrain into a run directory. The same command resumes it.",
+        _RECIPE_USAGE,
+        lambda: _recipe_options(PretrainOptions()),
+        pretrain,
+        _recipe_defaults,
+    ),
+    "evaluate knn": Command(
+        "Classify test images by their nearest training images.",
+        _IMAGES_USAGE,
+        lambda: _on_images(_knn()[0]),
+        lambda words: _evaluate(words, *_knn()),
+    ),
+    "evaluate linear": Command(
+        "Train a linear classifier on the frozen encoder.",
+        _IMAGES_USAGE,
+        lambda: _on_images(_linear()[0]),
+        lambda words: _evaluate(words, *_linear()),
+    ),
+    "evaluate semi": Command(
+        "Fine-tune the whole network on some of the labels.",
+        _IMAGES_USAGE,
+        lambda: _on_images(_semi()[0]),
+        lambda words: _evaluate(words, *_semi()),
+    ),
+    "detect": Command(
+        "Fine-tune a detector on an encoder, or use one; COCO and LVIS metrics. RUN is a run directory or a file of "
+        "weights; the same command resumes. The defaults are those of --model and --data.name: the paper's for coco "
+        "and lvis, minutes on a laptop for shapes. With --eval-only or --images, RUN is the --out of an earlier "
+        "fine-tuning.",
+        "[RUN] --out DIR [options]\nRUN --eval-only [options]\nRUN --images FOLDER [options]",
+        _detect_options,
+        detect,
+        _detect_defaults,
+    ),
+    "embed": Command(
+        "Write the features of images, with their names and labels, to a file.",
+        _IMAGES_USAGE,
+        _embed_options,
+        embed,
+    ),
+    "report": Command(
+        "Write one self-contained HTML page about a run, or several side by side.",
+        "RUN [RUN ...] [options]",
+        _report_options,
+        report,
+    ),
+    "watch": Command(
+        "Serve a live report of a run on this machine. Press Ctrl-C to stop.",
+        "RUN [--port 8010]",
+        lambda: Options(Positional("RUN", "A run directory."), (WatchOptions(),)),
+        watch,
+    ),
+    "reproduce": Command(
+        "Run a table of the paper, and print it beside the paper's numbers. Each row is run with each seed, and what "
+        "is finished is not run again: the same command resumes after any interruption. smoke takes minutes on the "
+        "embedded shapes and shows that everything works; cifar is the same comparison on CIFAR-10 (image files in "
+        "train/ and test/), for two CPU cores and a night: some 40 minutes for a row with a seed; paper has the "
+        "published settings.",
+        "TABLE [--scale smoke|cifar|paper] [options]",
+        _reproduce_options,
+        reproduce,
+    ),
+    "export": Command(
+        "Export an encoder to torchvision, timm, detectron2, ONNX or Hugging Face. A model card and loading code come "
+        "with it.",
+        "RUN --format FORMAT --out FOLDER [options]",
+        lambda: Options(_RUN, (ExportOptions(),)),
+        export,
+    ),
+}

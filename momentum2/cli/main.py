@@ -1,0 +1,165 @@
+"""From the words of a command line to an exit code: 0, 1 for an error of our own, 2 for a mistake in one sentence."""
+
+import argparse
+import errno
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from momentum2 import __version__
+from momentum2.cli.commands import COMMANDS
+from momentum2.cli.options import Words, plain
+from momentum2.errors import ProcessLost, SaidElsewhere, SettingError, UserError, hint
+
+SHELLS = ("bash", "zsh", "tcsh")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    code = _run(list(sys.argv[1:] if argv is None else argv))
+    if _others_wait():  # what python does at its end would wait for them
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    words: Words | None = None
+    try:
+        if not arguments or arguments[0] in ("-h", "--help", "help"):
+            _print_help()
+            return 0
+        if arguments[0] in ("--version", "version"):
+            print(f"momentum2 {__version__}")
+            return 0
+        if arguments[0].startswith("--print-completion"):
+            print(_completion("=".join(arguments).partition("=")[2]))
+            return 0
+        kinds = [name for name in COMMANDS if name.startswith(f"{arguments[0]} ")]
+        if kinds and arguments[1:] in (["-h"], ["--help"]):
+            _print_help(kinds)
+            return 0
+        name, rest = _find(arguments)
+        options = COMMANDS[name].options()
+        words = options.parse(name, rest)
+        if words.help:
+            parser = _parser(name)
+            options.fill(parser, COMMANDS[name].defaults(words))
+            parser.print_help()
+            return 0
+        return COMMANDS[name].run(words)
+    except SaidElsewhere:
+        return 2
+    except SettingError as error:
+        return _say(error.told("--"), 2)
+    except UserError as error:
+        return _say(str(error), 2)
+    except ProcessLost as error:  # nobody's mistake: torchrun may restart us
+        return _say(str(error), 1)
+    except KeyboardInterrupt:  # while there was nothing to save yet
+        return 130
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return _say("The disk is full. Free some space and run the same command again to resume.", 2)
+        return _say(_unforeseen(error, words), 1)
+
+
+def _say(sentence: str, code: int) -> int:
+    print(f"momentum2: {sentence}", file=sys.stderr)
+    return code
+
+
+def _find(arguments: list[str]) -> tuple[str, list[str]]:
+    """The command, which is one word or two, and what follows it."""
+    for count in (2, 1):
+        name = " ".join(arguments[:count])
+        if name in COMMANDS:
+            return name, arguments[count:]
+    first, names = arguments[0], list(dict.fromkeys(name.split()[0] for name in COMMANDS))
+    if first in names:
+        kinds = [name.split()[1] for name in COMMANDS if name.startswith(f"{first} ")]
+        given = f" {arguments[1]!r} is none." if arguments[1:] else ""
+        raise UserError(f"Choose what to {first}: {', '.join(kinds[:-1])} or {kinds[-1]}.{given}")
+    if first.startswith("-"):
+        raise UserError(f"Choose a command before {first}: {', '.join(names)}.")
+    raise UserError(f"There is no command called {first!r}. {hint(first, names)}")
+
+
+def _print_help(names: Sequence[str] = tuple(COMMANDS)) -> None:
+    print("usage: momentum2 COMMAND ...\n\nPretrain vision backbones without labels.\n\ncommands:")
+    for name in names:
+        print(f"  {name:<15} {_summary(name)}")
+    print("\nmomentum2 COMMAND --help shows every option of a command.")
+    print("momentum2 --version prints the version, momentum2 --print-completion bash (or zsh) completions.")
+
+
+def _summary(name: str) -> str:
+    return COMMANDS[name].description.split(". ")[0].rstrip(".") + "."
+
+
+def _parser(name: str) -> argparse.ArgumentParser:
+    """A parser that writes the help of a command."""
+    usage = "\n       ".join(f"momentum2 {name} {line}" for line in COMMANDS[name].usage.splitlines())
+    return argparse.ArgumentParser(usage=plain(usage), description=plain(COMMANDS[name].description))
+
+
+def _completion(shell: str) -> str:
+    """A script that teaches a shell the commands and their options."""
+    if shell not in SHELLS:
+        raise UserError(f"Choose a shell: momentum2 --print-completion {'|'.join(SHELLS)}.")
+    try:
+        import shtab
+    except ModuleNotFoundError:
+        raise UserError("Completions need their extra: pip install 'momentum2[completion]'.") from None
+    parser = argparse.ArgumentParser("momentum2")
+    groups = {"": parser.add_subparsers()}
+    for name, command in COMMANDS.items():
+        group, _, word = name.rpartition(" ")
+        if group not in groups:
+            groups[group] = groups[""].add_parser(group, help=f"{group} ...").add_subparsers()
+        leaf = groups[group].add_parser(word, help=plain(_summary(name)))
+        command.options().fill(leaf)
+        for action in leaf._actions:
+            if not action.choices and action.metavar in ("TEXT", "RUN", "DATA"):  # most texts are paths
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+    return str(shtab.complete(parser, shell))
+
+
+def _unforeseen(error: Exception, words: Words | None) -> str:
+    """Write the traceback to a file, in the run directory if there is one, and name it in a sentence."""
+    folders: list[str | None] = [None]  # the temporary one
+    if words:
+        named = words.named if words.positional and words.positional.name == "RUN" else ()
+        places = [str(place) for place in (words.options.get("out"), *named) if place]
+        folders = [*(place for place in places if Path(place).is_dir()), None]
+    where = "above"
+    for folder in folders:
+        try:
+            with tempfile.NamedTemporaryFile(
+                "wb", dir=folder, prefix="momentum2-error-", suffix=".txt", delete=False
+            ) as file:
+                text = f"momentum2 {__version__}, Python {sys.version}\n{sys.argv}\n\n"
+                text += "".join(traceback.format_exception(error))
+                file.write(text.encode("utf-8", "backslashreplace"))
+            where = f"in {file.name}"
+            break
+        except OSError:
+            continue  # it may be what went wrong
+    else:
+        traceback.print_exception(error)
+    lines = str(error).strip().splitlines()
+    what = f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+    return f"Unexpected {what}. If your machine is not the cause, please report it with the details {where}."
+
+
+def _others_wait() -> bool:
+    """Whether other processes still work together with this one."""
+    module = sys.modules.get("momentum2.distributed")
+    return module is not None and module.world_size() > 1
