@@ -78,8 +78,9 @@ class Work:
 
     def nodes(self, run: Pretraining) -> int:
         """Machines of 8 GPUs that give each of its devices a GPU of its own, as in the paper."""
-        devices = run.changes.get("train.devices", find(run.recipe).config.train.devices)
-        return math.ceil(int(str(devices)) / 8)
+        flags = {**run.common, **run.changes}
+        devices = flags.get("train.devices", find(run.recipe).config.train.devices)
+        return math.ceil(devices / 8) if isinstance(devices, int) else 1
 
     def start(self, nodes: int) -> list[str]:
         """What starts `-m momentum2 ...` on so many machines; nothing if it needs no launcher."""
