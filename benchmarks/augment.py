@@ -31,7 +31,7 @@ from torch import Tensor
 from momentum2._torchvision import torchvision  # noqa: F401  (before its transforms are imported)
 from momentum2.augment import ViewSpec, crop_boxes, draw, render, resized_crop_one, view_specs
 from momentum2.config import ViewsConfig
-from momentum2.engine.device import keep_large_blocks
+from momentum2.training.device import keep_large_blocks
 
 Images = list[np.ndarray]  # (H, W, 3) uint8, all of one size
 Pipeline = Callable[[], Sequence[Tensor]]

@@ -25,8 +25,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from momentum2 import convert_norms
 from momentum2._torchvision import torchvision
 from momentum2.config import NormName
-from momentum2.engine.device import keep_large_blocks
 from momentum2.norms import momentum_norms
+from momentum2.training.device import keep_large_blocks
 
 DEVICES = 16
 

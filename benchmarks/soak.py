@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import Any
 
 # Imported here once: the runs are forks of this process and start at once.
-import momentum2.engine.pretrain
-import momentum2.evaluate.online  # noqa: F401
 from momentum2.cli import main as momentum2_command
 
 #: What differs from run to run without any fault.

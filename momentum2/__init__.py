@@ -4,8 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from momentum2.engine.encoder import load_encoder
     from momentum2.norms import LocalBatchNorm, MomentumBatchNorm, SyncedBatchNorm, convert_norms, shuffled
+    from momentum2.runs.encoder import load_encoder
     from momentum2.teacher import MomentumTeacher
 
 __version__ = "0.2.0"
@@ -30,7 +30,7 @@ _HOMES = {
     "SplitBatchNorm": "momentum2.norms",  # the old name of LocalBatchNorm
     "SyncedBatchNorm": "momentum2.norms",
     "convert_norms": "momentum2.norms",
-    "load_encoder": "momentum2.engine.encoder",
+    "load_encoder": "momentum2.runs.encoder",
     "shuffled": "momentum2.norms",
 }
 

@@ -9,9 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from statistics import median
-
-import numpy as np
 
 from momentum2.config import (
     Config,
@@ -23,11 +20,11 @@ from momentum2.config import (
     TrainConfig,
     ViewsConfig,
 )
-from momentum2.data import Dataset, open_dataset
-from momentum2.data.images import BadImage
-from momentum2.engine.device import choose_device
+from momentum2.data import open_dataset
+from momentum2.data.opening import typical_size
 from momentum2.errors import UserError
 from momentum2.settings import override, understood
+from momentum2.training.device import choose_device
 
 
 @dataclass(frozen=True)
@@ -392,35 +389,6 @@ def _fit_to_folder(config: Config, given: frozenset[str]) -> Config:
         optim=replace(config.optim if gpu else small.optim, warmup_epochs=epochs / 20),
         monitor=replace(config.monitor, knn_every=max(1, epochs // 10)),
     )
-
-
-def typical_size(dataset: Dataset) -> int:
-    """The usual crop size that suits the median short side of (up to 64 of) the images."""
-    sides = []
-    for i in np.linspace(0, len(dataset) - 1, min(64, len(dataset))).astype(int):
-        try:
-            sides.append(min(dataset.picture(int(i)).size))
-        except BadImage:
-            continue  # named when it is read in training
-    side = median(sides) if sides else 224
-    return next((size for size in (32, 64, 96, 128, 160) if side < size * 1.4), 224)
-
-
-def find_data(source: str, data: DataConfig) -> DataConfig:
-    """`data` with kind and place of what a person calls `source`: shapes, a folder, an archive or a list file."""
-    path = Path(source)
-    if not source or (source != "shapes" and not path.exists()):
-        raise UserError(
-            f"{source or 'An empty name'} does not exist; give a folder of images, an archive, a list file, or shapes."
-        )
-    test_split = "val" if (path / "val").is_dir() and not (path / "test").is_dir() else "test"
-    root = None if source == "shapes" else source
-    data = replace(data, root=root, split="train", test_split=test_split, train_size=None)
-    if source == "shapes":
-        return replace(data, name="shapes")
-    if path.is_dir():
-        return replace(data, name="folder")
-    return replace(data, name="list" if path.suffix in (".txt", ".lst", ".tsv") else "archive")
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {

@@ -14,8 +14,9 @@ from PIL import Image
 from momentum2.cli import commands, main
 from momentum2.cli.commands import COMMANDS, _config
 from momentum2.config import Config, DataConfig
+from momentum2.data.opening import find_data
 from momentum2.errors import UserError
-from momentum2.recipes import RECIPES, find_data
+from momentum2.recipes import RECIPES
 from momentum2.settings import leaves
 
 
@@ -282,7 +283,7 @@ def test_an_error_of_our_own_is_one_sentence_that_names_its_file(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("momentum2.engine.estimate.planned", fails)
+    monkeypatch.setattr("momentum2.training.estimate.planned", fails)
     assert main(["plan", "quickstart"]) == 1
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1
@@ -299,7 +300,7 @@ def test_an_error_of_our_own_is_one_sentence_that_names_its_file(
     (file,) = run.glob("momentum2-error-*.txt")
     assert f"details in {file}." in capsys.readouterr().err
     file.unlink()
-    monkeypatch.setattr("momentum2.engine.pretrain.pretrain", fails)
+    monkeypatch.setattr("momentum2.training.pretrain.pretrain", fails)
     assert main(["pretrain", "quickstart", "--out", str(run)]) == 1
     (file,) = run.glob("momentum2-error-*.txt")
     assert f"details in {file}." in capsys.readouterr().err

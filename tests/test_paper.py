@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from momentum2.config import Config
-from momentum2.engine.plan import resolve
 from momentum2.recipes import RECIPES as ALL
 from momentum2.recipes import find
+from momentum2.training.plan import resolve
 
 SGD = {"optim.name": "sgd", "optim.sgd_momentum": 0.9, "optim.weight_decay": 1e-4}
 WARM = {"optim.warmup_epochs": 10, "optim.warmup_start": 0.001}

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from momentum2 import load_encoder
 from momentum2.cli import main
 from momentum2.config import Config, DataConfig, Limits, ModelConfig, MonitorConfig, TrainConfig
-from momentum2.engine.pretrain import pretrain
+from momentum2.detection.presets import DetectConfig, DetectionDataName, DetectorName, preset
 from momentum2.errors import SettingError, UnknownSetting, UserError
-from momentum2.evaluate.detection.config import DetectConfig, DetectionDataName, DetectorName, preset
 from momentum2.recipes import RECIPES
 from momentum2.settings import (
     LARGEST_FILE,
@@ -31,6 +30,7 @@ from momentum2.settings import (
     override,
     read_settings,
 )
+from momentum2.training.pretrain import pretrain
 
 PUBLISHED = Path(__file__).parent.parent / "docs" / "results"
 

@@ -2,8 +2,8 @@
 
 from momentum2.augment.crop import resized_crop, resized_crop_one
 from momentum2.augment.draws import Draws, crop_boxes, draw, draw_at
+from momentum2.augment.rendering import render
 from momentum2.augment.specs import ViewSpec, view_specs
-from momentum2.augment.views import render
 
 __all__ = [
     "Draws",

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from momentum2.cli.options import ConfigFile, Options, Positional, Words
 from momentum2.config import Config, Count, DataConfig, Limits, Network, Resume
 from momentum2.errors import UserError
+from momentum2.runs.names import ENCODER
 from momentum2.spelling import old_words
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from momentum2.detection.presets import DetectConfig
     from momentum2.evaluate import subject as evaluated
-    from momentum2.evaluate.detection.config import DetectConfig
     from momentum2.evaluate.knn import KnnOptions
     from momentum2.evaluate.linear import LinearOptions
-    from momentum2.evaluate.results import Result
     from momentum2.evaluate.semi import SemiOptions
+    from momentum2.runs.results import Result
 
     S = TypeVar("S", bound=DataclassInstance)
     Measure = Callable[[evaluated.Subject, S], Result | None]
@@ -94,7 +95,7 @@ class PlanOptions:
 def plan(words: Words) -> int:
     """Show what a recipe comes to."""
     options, config = words.read(PlanOptions()), _config(words)
-    from momentum2.engine.estimate import planned
+    from momentum2.training.estimate import planned
 
     for name, value in planned(config, options.images, options.processes, options.probe):
         print(f"{name:<12}{value}")
@@ -117,14 +118,14 @@ class PretrainOptions:
 def pretrain(words: Words) -> int:
     """Train."""
     options, config = words.read(PretrainOptions()), _config(words)
-    from momentum2.engine.pretrain import pretrain
     from momentum2.evaluate.online import online_knn
     from momentum2.report.page import write_last_report
+    from momentum2.training.pretrain import pretrain
 
     out = _out(options.out, "Choose a run directory with --out DIR.")
     if not pretrain(config, out, options.resume, online_knn):
         return _stopped()
-    _say(f"Done: the encoder is {out / 'encoder.safetensors'}")
+    _say(f"Done: the encoder is {out / ENCODER}")
     if config.monitor.report and _is_first():
         _say(write_last_report(out))
     return 0
@@ -147,7 +148,7 @@ def views(words: Words) -> int:
     """Draw a contact sheet."""
     from momentum2.data import open_dataset
     from momentum2.data.contact_sheet import write_views
-    from momentum2.recipes import find_data, typical_size
+    from momentum2.data.opening import find_data, typical_size
 
     source, options = words.one(), words.read(ViewsOptions())
     data = find_data(source, DataConfig(image_size=32) if source == "shapes" else DataConfig())
@@ -219,7 +220,7 @@ def _semi() -> tuple["SemiOptions", "Measure[SemiOptions]"]:
 
 
 def _evaluate(words: Words, options: "S", measure: "Measure[S]") -> int:
-    from momentum2.evaluate.results import report
+    from momentum2.evaluate.accuracy import report
     from momentum2.evaluate.subject import open_subject
 
     options = words.read(options)
@@ -256,8 +257,8 @@ def _on_images(options: "DataclassInstance") -> Options:
 
 def _subject_options(words: Words) -> "evaluated.SubjectOptions":
     """What is evaluated on what: the run's own evaluation data, unless other images are named."""
+    from momentum2.data.opening import find_data
     from momentum2.evaluate.subject import SubjectOptions, data_of
-    from momentum2.recipes import find_data
 
     data, named = data_of(words.one()), words.read(ImagesOption()).data
     return words.override(SubjectOptions(data=data if named is None else find_data(named, data)))
@@ -284,13 +285,13 @@ class DetectOptions:
 
 
 def _detect_options() -> Options:
-    from momentum2.evaluate.detection.config import DetectConfig
+    from momentum2.detection.presets import DetectConfig
 
     return Options(_RUN, (DetectOptions(), ConfigFile()), DetectConfig())
 
 
 def _detect_defaults(words: Words) -> "DetectConfig":
-    from momentum2.evaluate.detection.config import DetectConfig, preset
+    from momentum2.detection.presets import DetectConfig, preset
 
     config = words.override(DetectConfig())
     return preset(config.model, config.data.name)
@@ -299,8 +300,8 @@ def _detect_defaults(words: Words) -> "DetectConfig":
 def detect(words: Words) -> int:
     """Fine-tune a detector."""
     try:
-        from momentum2.evaluate.detection import use
-        from momentum2.evaluate.detection.finetune import finetune
+        from momentum2.detection import use
+        from momentum2.detection.finetune import finetune
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("faster_coco_eval"):
             raise

@@ -2,8 +2,10 @@
 
 import re
 import zlib
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
@@ -13,8 +15,8 @@ from momentum2.data.archive import open_archive
 from momentum2.data.binary import open_cifar, open_stl10
 from momentum2.data.cache import locked, packed
 from momentum2.data.dataset import Dataset, FixedSize, Ints, Subset
-from momentum2.data.files import open_folder, open_imagenet, open_list
-from momentum2.data.images import Pixels
+from momentum2.data.folders import open_folder, open_imagenet, open_list
+from momentum2.data.images import BadImage, Pixels
 from momentum2.data.sampler import seeded_subset
 from momentum2.errors import UserError
 
@@ -136,3 +138,32 @@ def _download(data: DataConfig) -> None:
                 f"{data.name} could not be downloaded from {source.url} ({error}):"
                 f" check the network, or fetch the file by hand and unpack it in {root}."
             ) from error
+
+
+def typical_size(dataset: Dataset) -> int:
+    """The usual crop size that suits the median short side of (up to 64 of) the images."""
+    sides = []
+    for i in np.linspace(0, len(dataset) - 1, min(64, len(dataset))).astype(int):
+        try:
+            sides.append(min(dataset.picture(int(i)).size))
+        except BadImage:
+            continue  # named when it is read in training
+    side = median(sides) if sides else 224
+    return next((size for size in (32, 64, 96, 128, 160) if side < size * 1.4), 224)
+
+
+def find_data(source: str, data: DataConfig) -> DataConfig:
+    """`data` with kind and place of what a person calls `source`: shapes, a folder, an archive or a list file."""
+    path = Path(source)
+    if not source or (source != "shapes" and not path.exists()):
+        raise UserError(
+            f"{source or 'An empty name'} does not exist; give a folder of images, an archive, a list file, or shapes."
+        )
+    test_split = "val" if (path / "val").is_dir() and not (path / "test").is_dir() else "test"
+    root = None if source == "shapes" else source
+    data = replace(data, root=root, split="train", test_split=test_split, train_size=None)
+    if source == "shapes":
+        return replace(data, name="shapes")
+    if path.is_dir():
+        return replace(data, name="folder")
+    return replace(data, name="list" if path.suffix in (".txt", ".lst", ".tsv") else "archive")

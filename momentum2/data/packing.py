@@ -6,7 +6,6 @@ another name and then renamed, so a folder under its own name is whole. Nothing 
 """
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.images import BadImage, Pixels
 from momentum2.data.workers import Workers
+from momentum2.files import whole_folder
+from momentum2.machine import allowed_cores
 
 _JOB_BYTES = 8 << 20  # of decoded images that travel from a worker at a time
 _INLINE_BYTES = 64 << 20  # below this, starting processes takes longer than decoding
@@ -67,23 +68,13 @@ def pack(dataset: Dataset, folder: Path, estimate: int) -> None:
     """Make the cache `folder` of all images, about `estimate` bytes. The caller holds its lock."""
     each = max(1, _JOB_BYTES * len(dataset) // max(estimate, 1))
     jobs = [range(start, min(start + each, len(dataset))) for start in range(0, len(dataset), each)]
-    building = folder.with_name(f"{folder.name}.building")
-    for leftover in (building, folder):  # from a process that was killed; damaged
-        shutil.rmtree(leftover, ignore_errors=True)
-    building.mkdir()
-    try:
+    shutil.rmtree(folder, ignore_errors=True)  # if it is damaged
+    with whole_folder(folder, f"{folder.name}.building") as building:
         with (building / "pixels.bin").open("wb") as file, _results(dataset, jobs, estimate) as results:
             index, bad = _write(results, file)
         np.save(building / "index.npy", index, allow_pickle=False)
         manifest = {"bytes": int((building / "pixels.bin").stat().st_size), "bad": bad}
         (building / "manifest.json").write_text(json.dumps(manifest, indent=1))
-        for path in (*building.iterdir(), building):
-            _sync(path)
-        building.rename(folder)
-        _sync(folder.parent)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
 
 
 def _write(results: Iterator[_Decoded], file: BinaryIO) -> tuple[Ints, dict[int, str]]:
@@ -102,7 +93,7 @@ def _write(results: Iterator[_Decoded], file: BinaryIO) -> tuple[Ints, dict[int,
 def _results(dataset: Dataset, jobs: list[range], estimate: int) -> Iterator[Iterator[_Decoded]]:
     """The decoded jobs in order, by as many processes as pay, with a bar on a terminal."""
     task = _Decode(dataset)
-    count = min(_cores(), len(jobs)) if estimate >= _INLINE_BYTES else 0
+    count = min(allowed_cores(), len(jobs)) if estimate >= _INLINE_BYTES else 0
     if count < 2:
         yield _shown(map(task, jobs), len(dataset))
         return
@@ -127,16 +118,3 @@ def _shown(results: Iterator[_Decoded], total: int) -> Iterator[_Decoded]:
         for done in results:
             yield done
             progress.advance(bar, len(done.sizes))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _sync(path: Path) -> None:
-    """Have the system write a file or folder to the disk now."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

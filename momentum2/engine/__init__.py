@@ -1,1 +1,1 @@
-"""One run: its plan, its directory, its loop."""
+"""Where documented imports of version 0.1 still lead, with a warning that names the new place."""

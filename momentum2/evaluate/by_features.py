@@ -7,8 +7,9 @@ from torch import Tensor
 from momentum2.backbones import Encoder
 from momentum2.data.dataset import Subset
 from momentum2.data.sampler import seeded_subset
-from momentum2.evaluate.results import Accuracy, measure
+from momentum2.evaluate.accuracy import measure
 from momentum2.evaluate.subject import Subject
+from momentum2.runs.results import Accuracy
 
 #: (n, d) training features, (n,) labels, (m, d) test features, number of classes -> (m, classes) scores.
 Classify = Callable[[Tensor, Tensor, Tensor, int], Tensor]

@@ -1,6 +1,5 @@
 """Features as a file, for whatever comes next: search, clustering, plots, other classifiers."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from momentum2.data import Dataset
 from momentum2.errors import UserError
 from momentum2.evaluate.features import Features
 from momentum2.evaluate.subject import Subject
+from momentum2.files import whole_file
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,10 @@ def embed(subject: Subject, options: EmbedOptions) -> int:
     dataset = subject.images
     found = subject.features(dataset)
     if distributed.is_main():
-        temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
         try:
-            with temporary.open("wb") as file:
+            with whole_file(path) as file:
                 write(file, found, dataset)
-            temporary.replace(path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise UserError(f"{path} cannot be written ({error.strerror}); choose another --out.") from None
     return len(found.features)
 

@@ -15,8 +15,8 @@ from momentum2.augment import ViewSpec, render
 from momentum2.backbones import Encoder
 from momentum2.config import Precision
 from momentum2.data import Batch, Dataset, iterate
-from momentum2.engine.device import use_bf16
 from momentum2.seeds import derive
+from momentum2.training.device import use_bf16
 
 
 @dataclass(frozen=True)

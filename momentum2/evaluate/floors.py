@@ -8,9 +8,9 @@ from momentum2 import backbones, distributed
 from momentum2.augment import ViewSpec
 from momentum2.backbones import Encoder
 from momentum2.data import Dataset
-from momentum2.engine.encoder import EncoderCard
-from momentum2.engine.recalibrate import recalibrate
 from momentum2.evaluate.features import shuffled_views
+from momentum2.norms.recalibrate import recalibrate
+from momentum2.runs.encoder import EncoderCard
 from momentum2.seeds import derive
 
 _LARGEST = (

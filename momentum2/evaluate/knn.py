@@ -9,8 +9,8 @@ from torch import Tensor
 from momentum2.config import Count, Positive
 from momentum2.errors import UserError
 from momentum2.evaluate.by_features import judge, judge_floors
-from momentum2.evaluate.results import Result
 from momentum2.evaluate.subject import Subject
+from momentum2.runs.results import Result
 
 _BLOCK = 2**25  # similarities that are in memory at a time
 

@@ -10,16 +10,18 @@ from torch import Tensor
 
 from momentum2 import distributed
 from momentum2.config import Count, NotNegative
-from momentum2.engine.logging import read_metrics
-from momentum2.engine.run import Resume
+from momentum2.evaluate.accuracy import measure, top1_top5
 from momentum2.evaluate.by_features import judge, judge_floors
 from momentum2.evaluate.classifier import classifier_config, run_directory, train_classifier
 from momentum2.evaluate.features import evaluating
 from momentum2.evaluate.logistic import probe
 from momentum2.evaluate.protocols import PROTOCOLS, ProtocolName, default_lr, result_name
-from momentum2.evaluate.results import Result, Settings, measure, top1_top5
 from momentum2.evaluate.subject import Subject
 from momentum2.methods import Supervised
+from momentum2.runs.directory import Resume
+from momentum2.runs.metrics import read_metrics
+from momentum2.runs.names import METRICS
+from momentum2.runs.results import Result, Settings
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,6 @@ def _trained(subject: Subject, name: ProtocolName, o: LinearOptions) -> Result |
 
 def _best(out: Path, steps_per_epoch: int) -> Settings:
     """The best epoch on the test images: printed because others do, but the last one counts."""
-    epochs = [r for r in read_metrics(out / "metrics.jsonl") if "top1" in r and r["step"]]
+    epochs = [r for r in read_metrics(out / METRICS) if "top1" in r and r["step"]]
     best = max(epochs, key=lambda r: float(r["top1"]))
     return {"best epoch": best["step"] / steps_per_epoch, "top-1 of the best epoch": best["top1"]}

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from momentum2.evaluate.results import top1_top5
+from momentum2.evaluate.accuracy import top1_top5
 from momentum2.evaluate.subsets import stratified
 
 #: The strengths that are tried, strongest first; the loss is mean cross-entropy + strength/2 · |W|².

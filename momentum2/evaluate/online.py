@@ -9,11 +9,11 @@ from momentum2.augment import view_specs
 from momentum2.backbones import Encoder
 from momentum2.config import Config, Network, ViewsConfig
 from momentum2.data import Dataset, open_dataset
-from momentum2.engine.pretrain import Score
 from momentum2.errors import UserError
+from momentum2.evaluate.accuracy import top1_top5
 from momentum2.evaluate.features import Features, extract
 from momentum2.evaluate.knn import knn_scores
-from momentum2.evaluate.results import top1_top5
+from momentum2.training.pretrain import Score
 
 
 def online_knn(config: Config) -> Score | None:

@@ -5,14 +5,15 @@ from pathlib import Path
 
 from momentum2.config import Count, NotNegative, OptimConfig
 from momentum2.data.dataset import Subset
-from momentum2.engine.recalibrate import recalibrate
-from momentum2.engine.run import Resume
 from momentum2.errors import UserError
+from momentum2.evaluate.accuracy import measure
 from momentum2.evaluate.classifier import Classifier, classifier_config, run_directory, train_classifier
 from momentum2.evaluate.features import shuffled_views
-from momentum2.evaluate.results import PIXELS, Result, Settings, measure
 from momentum2.evaluate.subject import Subject
 from momentum2.evaluate.subsets import listed, stratified
+from momentum2.norms.recalibrate import recalibrate
+from momentum2.runs.directory import Resume
+from momentum2.runs.results import PIXELS, Result, Settings
 
 
 @dataclass(frozen=True)

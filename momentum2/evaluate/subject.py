@@ -14,15 +14,15 @@ from momentum2.augment import ViewSpec, view_specs
 from momentum2.backbones import Encoder
 from momentum2.config import Count, DataConfig, Network, Precision, Stem, ViewsConfig, Width
 from momentum2.data import Dataset, open_dataset
-from momentum2.engine.device import choose_device
-from momentum2.engine.encoder import EncoderCard, load_encoder, read_card
-from momentum2.engine.run import CONFIG
-from momentum2.engine.together import joined
+from momentum2.distributed.together import joined
 from momentum2.errors import SettingError, UserError
 from momentum2.evaluate.features import Features, extract
 from momentum2.evaluate.floors import Pixels, random_encoder
-from momentum2.evaluate.results import PIXELS, RANDOM, Settings
+from momentum2.runs.encoder import EncoderCard, load_encoder, read_card
+from momentum2.runs.names import CONFIG
+from momentum2.runs.results import PIXELS, RANDOM, Settings
 from momentum2.settings import check, config_from_file
+from momentum2.training.device import choose_device
 
 Weights = Literal["given", "random", "pixels"]
 

@@ -1,6 +1,5 @@
 """Weights for the tools that people already use. To add one: write its file, add its line."""
 
-import shutil
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,12 +10,13 @@ from torch import Tensor
 from momentum2.augment import render
 from momentum2.config import DataConfig, DataName, Network
 from momentum2.data import iterate, open_dataset
-from momentum2.engine.encoder import EncoderCard, load_encoder
-from momentum2.engine.recalibrate import recalibrate as recalibrate_norms
 from momentum2.errors import UserError
 from momentum2.export import detectron2, huggingface, onnx, timm, torchvision
 from momentum2.export.model_card import model_card
 from momentum2.export.target import Target
+from momentum2.files import whole_folder
+from momentum2.norms.recalibrate import recalibrate as recalibrate_norms
+from momentum2.runs.encoder import EncoderCard, load_encoder
 
 FORMATS: dict[str, Target] = {
     "torchvision": torchvision.TARGET,
@@ -60,18 +60,14 @@ def export(
         recalibrate_norms(loaded.encoder, _views(Path(recalibrate), loaded.card))
     lines = target.lines(loaded, out)
     card = model_card(loaded.card, source, lines, licence, Path(recalibrate).name if recalibrate else None)
-    temporary = out.with_name(f".tmp-{out.name}")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        target.write(loaded, temporary)
-        name = "README.md" if format == "huggingface" else "MODEL_CARD.md"  # the Hub shows the former
-        (temporary / name).write_text(card, encoding="utf-8")
-        temporary.replace(out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with whole_folder(out) as folder:
+            target.write(loaded, folder)
+            name = "README.md" if format == "huggingface" else "MODEL_CARD.md"  # the Hub shows the former
+            (folder / name).write_text(card, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}); choose another --out.") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return lines
 
 

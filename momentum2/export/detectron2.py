@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 from torch import Tensor
 
-from momentum2.engine.encoder import EncoderCard, LoadedEncoder
 from momentum2.export.target import Target, require_resnet, require_usual
+from momentum2.runs.encoder import EncoderCard, LoadedEncoder
 from momentum2.weights import RESNETS
 
 _NAMES: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (

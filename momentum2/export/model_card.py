@@ -6,10 +6,10 @@ from typing import Any
 
 import yaml
 
-from momentum2.engine.encoder import EncoderCard
-from momentum2.engine.logging import read_metrics
-from momentum2.engine.run import CONFIG
-from momentum2.evaluate.results import read_results
+from momentum2.runs.encoder import EncoderCard
+from momentum2.runs.metrics import read_metrics
+from momentum2.runs.names import CONFIG, METRICS, PLAN, RESULTS
+from momentum2.runs.results import read_results
 from momentum2.settings import config_from_file
 
 #: Settings that say where things lie on somebody's machine.
@@ -42,7 +42,7 @@ def _facts(card: EncoderCard, run: Path | None, licence: str, recalibrated: str 
     origin = (
         f"{card.network} of {card.method} after {card.step:,} steps" if card.step is not None else "unknown"
     )
-    plan = run / "plan.txt" if run else None
+    plan = run / PLAN if run else None
     planned = plan.read_text(encoding="utf-8").splitlines() if plan and plan.is_file() else []
     data = next((line.split(maxsplit=1)[1] for line in planned if line.startswith("data ")), None)
     side = round(card.image_size / card.crop)
@@ -64,12 +64,12 @@ def _numbers(run: Path | None) -> dict[str, str]:
     if run is None:
         return {}
     numbers: dict[str, str] = {}
-    records = read_metrics(run / "metrics.jsonl") if (run / "metrics.jsonl").is_file() else []
+    records = read_metrics(run / METRICS) if (run / METRICS).is_file() else []
     for name, words in _TOLD.items():
         found = [record for record in records if name in record]
         if found:
             numbers[words] = f"{found[-1][name]:.4g} at step {found[-1]['step']:,}"
-    for name, result in read_results(run / "results.json").items():
+    for name, result in read_results(run / RESULTS).items():
         accuracy: Any = result.get("accuracy")
         if accuracy:
             interval = f"95 % interval {accuracy['low']:.2f} to {accuracy['high']:.2f}"

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from momentum2.engine.encoder import LoadedEncoder
 from momentum2.errors import UserError
 from momentum2.export.target import Target, preprocessing, write_preprocessing
+from momentum2.runs.encoder import LoadedEncoder
 
 #: Largest difference between the features of graph and encoder, as a share of the largest if that is above 1.
 TOLERANCE = 1e-4

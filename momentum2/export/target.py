@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from momentum2.engine.encoder import EncoderCard, LoadedEncoder
 from momentum2.errors import UserError
+from momentum2.runs.encoder import EncoderCard, LoadedEncoder
 from momentum2.weights import RESNETS
 
 

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from momentum2.engine.encoder import LoadedEncoder, save_encoder
 from momentum2.export.target import (
     Target,
     preprocessing,
@@ -10,6 +9,7 @@ from momentum2.export.target import (
     require_usual,
     write_preprocessing,
 )
+from momentum2.runs.encoder import LoadedEncoder, save_encoder
 
 
 def write(loaded: LoadedEncoder, folder: Path) -> None:

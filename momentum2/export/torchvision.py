@@ -4,13 +4,13 @@ from pathlib import Path
 
 import torch
 
-from momentum2.engine.encoder import LoadedEncoder, save_encoder
 from momentum2.errors import UserError
 from momentum2.export.target import (
     Target,
     require_usual,
     write_preprocessing,
 )
+from momentum2.runs.encoder import LoadedEncoder, save_encoder
 
 #: Networks whose encoder is not just torchvision's network without its last part.
 _OTHERWISE = ("vgg", "googlenet", "inception")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from momentum2.report.run import RunFiles
+from momentum2.runs.handle import RunFiles
 
 Floats = NDArray[np.float64]
 

@@ -12,10 +12,10 @@ import torch
 from momentum2 import __version__
 from momentum2.data.contact_sheet import write_views
 from momentum2.data.dataset import Ints
-from momentum2.engine.run import CONFIG
 from momentum2.report.html import data_uri, escape, number, table
 from momentum2.report.learned import Learned, confusion
-from momentum2.report.run import RunFiles
+from momentum2.runs.handle import RunFiles
+from momentum2.runs.names import CONFIG
 
 _MOST = 20  # classes up to which the whole matrix is shown
 _PAIRS = 10

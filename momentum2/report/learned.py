@@ -14,12 +14,12 @@ from momentum2.config import Limits
 from momentum2.data import open_dataset
 from momentum2.data.dataset import Ints, Subset
 from momentum2.data.sampler import seeded_subset
-from momentum2.engine.device import choose_device
-from momentum2.engine.encoder import load_encoder
 from momentum2.errors import UserError
 from momentum2.evaluate.features import extract
-from momentum2.report.run import RunFiles
 from momentum2.report.sprites import Sprites, draw_sprites
+from momentum2.runs.encoder import load_encoder
+from momentum2.runs.handle import RunFiles
+from momentum2.training.device import choose_device
 
 Map = Literal["pca", "tsne"]
 

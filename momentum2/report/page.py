@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.resources import files
@@ -11,16 +10,17 @@ from string import Template
 from typing import Any
 
 from momentum2.errors import UserError
+from momentum2.files import write_whole
 from momentum2.report import details, summary
 from momentum2.report.curves import CURVES, HEALTH, alarms, series
 from momentum2.report.html import escape, note, script_json
 from momentum2.report.learned import Learned, ReportOptions, look, queries
-from momentum2.report.run import RunFiles, read_runs
 from momentum2.report.sprites import COLUMNS
+from momentum2.runs.handle import RunFiles, read_runs
+from momentum2.runs.names import REPORT
 from momentum2.settings import check
 
 #: Name of a run's report in its directory.
-REPORT = "report.html"
 
 NO_PLOTLY = "The curves need plotly: pip install 'momentum2[report]', then momentum2 report RUN."
 NO_LABELS = (
@@ -46,12 +46,9 @@ def write_report(runs: Sequence[Path], out: Path | None = None, options: ReportO
     first = opened[0].directory
     path = out or (first / REPORT if len(opened) == 1 else first.resolve().parent / REPORT)
     page = _report(opened, options)
-    temporary = path.with_name(f".tmp-{path.name}{os.getpid()}")
     try:
-        temporary.write_bytes(page.encode("utf-8", "replace"))
-        temporary.replace(path)
+        write_whole(path, page.encode("utf-8", "replace"))
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise UserError(
             f"The report cannot be written to {path} ({error.strerror}); choose another --out."
         ) from None

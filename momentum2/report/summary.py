@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from momentum2.report.curves import CURVES, HEALTH
 from momentum2.report.html import duration, escape, number, table
-from momentum2.report.run import RunFiles
+from momentum2.runs.handle import RunFiles
 
 
 def headline(runs: Sequence[RunFiles]) -> str:

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 from momentum2.errors import UserError
 from momentum2.report.html import note, script_json
 from momentum2.report.page import curves_data, moving_parts, render
-from momentum2.report.run import RunFiles, read_run
+from momentum2.runs.handle import RunFiles, read_run
 
 #: Seconds between two looks of an open page.
 EVERY = 2

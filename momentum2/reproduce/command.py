@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from momentum2.config import Count
-from momentum2.engine.device import allowed_cores
 from momentum2.errors import UserError, hint
+from momentum2.machine import allowed_cores
 from momentum2.reproduce.rows import Scale, Table
 from momentum2.reproduce.runner import Work
 from momentum2.reproduce.tables import TABLES

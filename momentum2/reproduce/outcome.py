@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from momentum2 import __version__
-from momentum2.engine.logging import read_metrics
-from momentum2.evaluate.results import RANDOM, RESULTS, read_results
 from momentum2.reproduce.rows import Row, Table, duration
+from momentum2.runs.metrics import read_metrics
+from momentum2.runs.names import METRICS, RESULTS
+from momentum2.runs.results import RANDOM, read_results
 
 _DIGITS = {"seconds": 3}
 _NAMES = {"top-1": "top-1 %", "top-5": "top-5 %", "kNN": "kNN %", "seconds": "s/iter"}
@@ -66,7 +67,7 @@ def _detector(path: Path) -> Outcome | None:
 
 def _watched(run: Path) -> dict[str, float]:
     """What training itself measured: the last kNN accuracy and the median time of a step."""
-    records = read_metrics(run / "metrics.jsonl")
+    records = read_metrics(run / METRICS)
     knn = [float(r["knn_top1"]) for r in records if "knn_top1" in r]
     times = [float(r["step_time"]) for r in records if "step_time" in r]
     numbers = {"kNN": knn[-1]} if knn else {}

@@ -19,12 +19,15 @@ from pathlib import Path
 from statistics import fmean
 from types import FrameType
 
-from momentum2.engine.run import CONFIG, ENCODER, check_config
 from momentum2.errors import UserError
+from momentum2.files import write_whole
 from momentum2.recipes import find
 from momentum2.reproduce.outcome import collect, markdown, plot, read_outcome
 from momentum2.reproduce.rows import Pretraining, Row, Table
+from momentum2.runs.directory import check_config
+from momentum2.runs.names import CONFIG, ENCODER
 from momentum2.settings import override
+from momentum2.training.plan import idle_settings
 
 #: What starts a command at the paper's scale, on one machine of 8 GPUs and on several.
 _MACHINE = "torchrun --nproc-per-node 8"
@@ -267,7 +270,8 @@ def _check_settings(work: Work, run: Pretraining, seed: int) -> None:
     """Refuse to take a run with other settings, such as an older version's, for this one."""
     directory = run.run(work.out, seed)
     if (directory / CONFIG).exists():
-        check_config(directory, override(find(run.recipe).config, run.settings(seed, work.root)))
+        config = override(find(run.recipe).config, run.settings(seed, work.root))
+        check_config(directory, config, idle_settings(config))
 
 
 def _measure_seconds(work: Work, children: _Children) -> None:
@@ -287,8 +291,8 @@ def _measure_seconds(work: Work, children: _Children) -> None:
     if code:
         raise UserError(f"Measuring the seconds per iteration failed; the log is {log}.")
     measured = dict(zip(finished, json.loads(new.read_text(encoding="utf-8")), strict=True))
-    new.write_text(json.dumps(_read_seconds(work) | measured, indent=1) + "\n", encoding="utf-8")
-    new.replace(path)
+    write_whole(path, (json.dumps(_read_seconds(work) | measured, indent=1) + "\n").encode())
+    new.unlink()
 
 
 def _seconds_file(work: Work) -> Path:

@@ -15,11 +15,11 @@ from statistics import median
 import torch
 
 from momentum2 import distributed
-from momentum2.engine.device import choose_device, keep_large_blocks
-from momentum2.engine.estimate import make_step
-from momentum2.engine.plan import resolve
-from momentum2.engine.together import joined
+from momentum2.distributed.together import joined
 from momentum2.settings import config_from_file
+from momentum2.training.device import choose_device, keep_large_blocks
+from momentum2.training.estimate import make_step
+from momentum2.training.plan import resolve
 
 REPEATS = 15
 _IMAGES = 1_000_000  # the length of the schedule, which takes no time

@@ -32,7 +32,7 @@ def test_packed_is_what_was_decoded(
     if processes:
         monkeypatch.setattr(packing, "_INLINE_BYTES", 0)
         monkeypatch.setattr(packing, "_JOB_BYTES", 5_000)
-        monkeypatch.setattr(packing, "_cores", lambda: 2)
+        monkeypatch.setattr(packing, "allowed_cores", lambda: 2)
     config = DataConfig(root=str(make_folder(30, varied=varied, classes=3)), cache="on")
     plain, packed = open_dataset(replace(config, cache="off")), open_dataset(config)
     assert isinstance(packed, Packed)

@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 from momentum2 import distributed
 from momentum2.config import Config, TrainConfig
-from momentum2.engine.checkpoint import Checkpoints
-from momentum2.engine.run import open_run
-from momentum2.engine.signals import StopSignal
-from momentum2.engine.together import lost_process
+from momentum2.runs.checkpoint import Checkpoints
+from momentum2.runs.directory import open_run
+from momentum2.training.signals import StopSignal
+from momentum2.distributed.together import lost_process
 from momentum2.errors import ProcessLost, SaidElsewhere, UserError
 """
 
@@ -185,7 +185,7 @@ ALONE = """
 import os, sys
 from momentum2 import distributed
 from momentum2.cli import main
-from momentum2.engine import train
+from momentum2.training import loop as train
 from momentum2.errors import UserError
 
 kind = sys.argv[2]

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, OptimConfig, TrainConfig
 from momentum2.data.shapes import CLASS_NAMES, render
 from momentum2.data.shapes import labels as class_labels
-from momentum2.engine.pretrain import pretrain
 from momentum2.evaluate import linear, semi
 from momentum2.evaluate.subject import Subject
+from momentum2.training.pretrain import pretrain
 
 
 class TinyEncoder(nn.Module):

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from momentum2.augment import draw, render, view_specs
 from momentum2.config import Config, DataConfig, ViewsConfig
 from momentum2.data import batch_indices
-from momentum2.engine.logging import read_metrics
 from momentum2.errors import UserError
+from momentum2.evaluate.accuracy import report
 from momentum2.evaluate.linear import LinearOptions, evaluate_linear
 from momentum2.evaluate.protocols import ProtocolName, default_lr
-from momentum2.evaluate.results import report
 from momentum2.evaluate.subject import SubjectOptions, open_subject
+from momentum2.runs.metrics import read_metrics
 from momentum2.seeds import derive
 
 ONE = SubjectOptions(threads=1)

@@ -5,8 +5,8 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from momentum2.evaluate import logistic
+from momentum2.evaluate.accuracy import top1_top5
 from momentum2.evaluate.logistic import Standardise, choose_strength, fit_logistic, logits, probe
-from momentum2.evaluate.results import top1_top5
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from momentum2.evaluate.embed import EmbedOptions, embed
 from momentum2.evaluate.knn import KnnOptions, evaluate_knn
-from momentum2.evaluate.results import report
+from momentum2.evaluate.accuracy import report
 from momentum2.evaluate.subject import SubjectOptions, open_subject
 
 run, out = sys.argv[1], Path(sys.argv[2])

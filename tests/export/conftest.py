@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from momentum2.config import Config, DataConfig, ModelConfig, MonitorConfig, TrainConfig
-from momentum2.engine.pretrain import pretrain
+from momentum2.training.pretrain import pretrain
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from momentum2.engine.encoder import load_encoder
 from momentum2.errors import UserError
 from momentum2.export import export
+from momentum2.runs.encoder import load_encoder
 
 
 @pytest.fixture

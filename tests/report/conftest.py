@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 
 from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, MonitorConfig, TrainConfig
-from momentum2.engine.pretrain import pretrain
 from momentum2.evaluate.online import online_knn
+from momentum2.training.pretrain import pretrain
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE = 180  # seconds, on a machine that is busy with other things

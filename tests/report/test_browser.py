@@ -13,8 +13,8 @@ from momentum2.data import open_dataset
 from momentum2.report import write_report
 from momentum2.report.learned import Learned
 from momentum2.report.page import _map, render
-from momentum2.report.run import read_run
 from momentum2.report.sprites import COLUMNS, draw_sprites
+from momentum2.runs.handle import read_run
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from momentum2.report.curves import BUCKETS, alarms, series, thin
-from momentum2.report.run import read_run
+from momentum2.runs.handle import read_run
 
 
 def test_thinning_keeps_ends_peaks_and_gaps():

@@ -14,7 +14,7 @@ from momentum2.config import DataConfig
 from momentum2.errors import UserError
 from momentum2.evaluate.knn import knn_scores
 from momentum2.report.learned import ReportOptions, confusion, look, nearest, project, queries, vote
-from momentum2.report.run import read_run
+from momentum2.runs.handle import read_run
 
 x = F.normalize(torch.randn(1100, 12, generator=torch.Generator().manual_seed(0)), dim=1)
 

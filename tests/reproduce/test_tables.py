@@ -10,10 +10,10 @@ import pytest
 
 from momentum2.cli.commands import COMMANDS
 from momentum2.config import Config
-from momentum2.engine.plan import resolve
 from momentum2.recipes import find
 from momentum2.reproduce import TABLES, Scale, Table
 from momentum2.reproduce.rows import Pretraining
+from momentum2.training.plan import resolve
 
 SCALES = get_args(Scale)
 IMAGES = 1_281_167

@@ -1,0 +1,1 @@
+"""Detectors on a pretrained encoder: fine-tuning, COCO and LVIS metrics, use on images."""

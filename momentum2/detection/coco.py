@@ -1,0 +1,204 @@
+"""Annotation files in COCO's format, in which LVIS 0.5 and 1.0 are written too."""
+
+import json
+import logging
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from momentum2.data.images import BadImage, Encoded
+from momentum2.data.sampler import seeded_subset
+from momentum2.detection.targets import Segmentation, Target, decode_masks
+from momentum2.errors import UserError
+
+log = logging.getLogger("momentum2")
+
+Entry = dict[str, Any]  # an object of the JSON file
+
+
+class CocoData:
+    """The images of one annotation file.
+
+    Args:
+        annotations: The JSON file.
+        images: Folder of the images. Where an entry has a `coco_url`, as in LVIS 1.0, its folder is the one named
+            there, beside this one.
+        count: Use only the first so many images of a seeded order.
+        seed: Seed of that order.
+        training: Leave out images that show nothing to learn.
+    """
+
+    def __init__(
+        self, annotations: Path, images: Path, count: int | None = None, seed: int = 0, training: bool = False
+    ) -> None:
+        self.source, self.folder = annotations, images
+        content = _load(annotations)
+        self._categories = sorted(content["categories"], key=lambda entry: int(entry["id"]))
+        self.class_names = tuple(str(c["name"]) for c in self._categories)
+        self.category_ids = tuple(int(c["id"]) for c in self._categories)
+        entries = sorted(content["images"], key=lambda entry: int(entry["id"]))
+        if count is not None and count < len(entries):
+            entries = [entries[i] for i in seeded_subset(len(entries), seed, count)]
+        self._annotations = _by_image(content["annotations"])
+        self._objects = _usable(entries, self._annotations, self.category_ids, annotations)
+        if training:
+            self._entries = [e for e in entries if self._objects[e["id"]]]
+            _tell(annotations, len(entries) - len(self._entries), "images that show nothing to learn")
+        else:
+            self._entries = entries
+        if not self._entries:
+            raise UserError(f"{annotations} has no image with an object; check that it is the right file.")
+        self.image_ids = tuple(int(e["id"]) for e in self._entries)
+        self._paths = [_path(images, e) for e in self._entries]
+        _refuse_missing(self._paths, annotations)
+
+    def image(self, i: int) -> Tensor:
+        """RGB uint8 (3, h, w)."""
+        path, entry = self._paths[i], self._entries[i]
+        try:
+            pixels = Encoded(path.read_bytes()).pixels()
+        except (OSError, BadImage) as error:
+            raise UserError(
+                f"{path} cannot be read ({error}); restore it or take it out of {self.source}."
+            ) from None
+        if pixels.shape[:2] != (entry["height"], entry["width"]):
+            raise UserError(
+                f"{path} is {pixels.shape[1]}×{pixels.shape[0]} pixels large, not {entry['width']}×{entry['height']} "
+                f"as {self.source} says, so its boxes would be wrong; restore it or take it out."
+            )
+        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+
+    def target(self, i: int, masks: bool) -> Target:
+        """The objects to learn: no crowds, boxes clipped to the image and not empty."""
+        entry = self._entries[i]
+        objects = self._objects[entry["id"]]
+        boxes = torch.tensor([o["box"] for o in objects], dtype=torch.float32).reshape(-1, 4)
+        target = Target(boxes=boxes, labels=torch.tensor([o["label"] for o in objects], dtype=torch.int64))
+        if masks:
+            if not all(o["segmentation"] for o in objects):
+                raise UserError(
+                    f"{self.source} has objects without a mask, such as in {self._paths[i].name}; "
+                    "choose --model retinanet or fcos."
+                )
+            target["masks"] = decode_masks(
+                [o["segmentation"] for o in objects], entry["height"], entry["width"]
+            )
+        return target
+
+    def classes(self, i: int) -> frozenset[int]:
+        """The labels that image i shows."""
+        return frozenset(o["label"] for o in self._objects[self._entries[i]["id"]])
+
+    def ground_truth(self) -> dict[str, Any]:
+        """All annotations of these images, crowds included, in COCO's format."""
+        annotations = [a for entry in self._entries for a in self._annotations[entry["id"]]]
+        return {"images": self._entries, "annotations": annotations, "categories": self._categories}
+
+
+def _load(path: Path) -> dict[str, list[Entry]]:
+    try:
+        content = json.loads(path.read_bytes())
+        for section, keys in _NEEDED.items():
+            for entry in content[section]:
+                if not keys <= entry.keys():
+                    raise UserError(
+                        f"{path} is not in COCO's format: an entry of {section!r} lacks {min(keys - entry.keys())!r}."
+                    )
+                for key in keys & _INTEGERS:
+                    if not isinstance(entry[key], int):
+                        raise UserError(
+                            f"{path} is not in COCO's format: {key!r} of an entry of {section!r} is {entry[key]!r}, "
+                            "not a whole number."
+                        )
+                if "bbox" in keys and not _is_box(entry["bbox"]):
+                    raise UserError(
+                        f"{path} is not in COCO's format: a 'bbox' is {entry['bbox']!r}, not x, y, w, h."
+                    )
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); check --data.root and --data.split."
+        ) from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise UserError(f"{path} is not an annotation file in COCO's format.") from None
+    return content  # type: ignore[no-any-return]
+
+
+_NEEDED = {
+    "images": {"id", "height", "width"},
+    "annotations": {"image_id", "category_id", "bbox"},
+    "categories": {"id", "name"},
+}
+
+
+_INTEGERS = {"id", "image_id", "category_id", "height", "width"}
+
+
+def _is_box(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 4 and all(isinstance(v, int | float) for v in value)
+
+
+def _by_image(annotations: list[Entry]) -> dict[int, list[Entry]]:
+    found = defaultdict(list)
+    for annotation in annotations:
+        found[annotation["image_id"]].append(annotation)
+    return found
+
+
+def _usable(
+    entries: list[Entry], annotations: dict[int, list[Entry]], categories: tuple[int, ...], source: Path
+) -> dict[int, list[Entry]]:
+    """Per image the objects to learn: label from 0, box (x1, y1, x2, y2) inside the image, segmentation."""
+    label_of = {category: label for label, category in enumerate(categories)}
+    found: dict[int, list[Entry]] = {}
+    empty = 0
+    for entry in entries:
+        objects = found[entry["id"]] = []
+        for annotation in annotations.get(entry["id"], []):
+            if annotation["category_id"] not in label_of:
+                raise UserError(f"{source} uses category {annotation['category_id']} without listing it.")
+            if annotation.get("iscrowd"):
+                continue
+            x, y, w, h = annotation["bbox"]
+            box = (max(x, 0), max(y, 0), min(x + w, entry["width"]), min(y + h, entry["height"]))
+            mask = _mask(annotation)
+            if box[2] <= box[0] or box[3] <= box[1] or mask == []:
+                empty += 1
+                continue
+            objects.append({"box": box, "label": label_of[annotation["category_id"]], "segmentation": mask})
+    _tell(source, empty, "objects whose box or outline is empty")
+    return found
+
+
+def _mask(annotation: Entry) -> Segmentation | None:
+    """The mask of an object; None where it has none, an empty list where no polygon has three corners."""
+    given: Segmentation | None = annotation.get("segmentation") or None
+    return [polygon for polygon in given if len(polygon) >= 6] if isinstance(given, list) else given
+
+
+def _tell(source: Path, count: int, what: str) -> None:
+    if count:
+        log.warning("%s: %d %s are left out.", source, count, what)
+
+
+def _path(folder: Path, entry: Entry) -> Path:
+    if "file_name" not in entry:  # LVIS 1.0: one file for images of several of COCO's folders
+        return folder.parent.joinpath(*str(entry.get("coco_url", "")).split("/")[-2:])
+    name = str(entry["file_name"])
+    return folder / (name[-16:] if name.startswith("COCO_") else name)  # LVIS 0.5 uses COCO's names of 2014
+
+
+def _refuse_missing(paths: list[Path], source: Path) -> None:
+    present = {
+        folder: {p.name for p in folder.iterdir()} if folder.is_dir() else set()
+        for folder in {p.parent for p in paths}
+    }
+    missing = [p for p in paths if p.name not in present[p.parent]]
+    if missing:
+        raise UserError(
+            f"{len(missing)} of the {len(paths)} images of {source} are missing, such as {missing[0]}; "
+            "check --data.root, or restore them."
+        )

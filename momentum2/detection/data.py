@@ -1,0 +1,125 @@
+"""The images to detect objects in: `shapes`, or files of COCO or LVIS."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from momentum2.data import shapes
+from momentum2.detection.coco import CocoData
+from momentum2.detection.presets import DetectionDataConfig
+from momentum2.detection.targets import Target, encode_masks
+from momentum2.errors import UserError
+
+_SHAPES_TRAIN, _SHAPES_TEST = 4000, 200  # images of shapes unless said otherwise; there are as many as wanted
+
+
+class DetectionData(Protocol):
+    """Images 0 to `len(image_ids) - 1`; each is a pure function of its number, read from any thread."""
+
+    class_names: tuple[str, ...]
+    category_ids: tuple[int, ...]  # of labels 0, 1, ...
+    image_ids: tuple[int, ...]
+
+    def image(self, i: int) -> Tensor:
+        """RGB uint8 (3, h, w)."""
+        ...
+
+    def target(self, i: int, masks: bool) -> Target:
+        """The objects to learn, labels from 0, with their masks if asked for."""
+        ...
+
+    def classes(self, i: int) -> frozenset[int]:
+        """The labels that image i shows."""
+        ...
+
+    def ground_truth(self) -> dict[str, Any]:
+        """All that is known about these images, in COCO's format."""
+        ...
+
+
+class ShapesData:
+    """Scenes of `shapes` of size × size pixels."""
+
+    class_names = shapes.CLASS_NAMES
+    category_ids = tuple(range(1, len(shapes.CLASS_NAMES) + 1))
+
+    def __init__(self, split: str, size: int, count: int) -> None:
+        self.split, self.size = split, size
+        self.image_ids = tuple(range(count))
+
+    def image(self, i: int) -> Tensor:
+        pixels = shapes.render_scene(np.array([i]), self.size, split=self.split)[0]
+        return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
+
+    def target(self, i: int, masks: bool) -> Target:
+        found = self._annotation(i)
+        target = Target(boxes=torch.from_numpy(found["boxes"]), labels=torch.from_numpy(found["labels"]))
+        if masks:
+            target["masks"] = torch.from_numpy(found["masks"])
+        return target
+
+    def classes(self, i: int) -> frozenset[int]:
+        return frozenset(self._annotation(i)["labels"].tolist())
+
+    def ground_truth(self) -> dict[str, Any]:
+        images = [{"id": i, "height": self.size, "width": self.size} for i in self.image_ids]
+        categories = [
+            {"id": c, "name": name} for c, name in zip(self.category_ids, self.class_names, strict=True)
+        ]
+        return {"images": images, "annotations": self._annotations, "categories": categories}
+
+    @cached_property
+    def _annotations(self) -> list[dict[str, Any]]:
+        return [entry for i in self.image_ids for entry in self._entries(i)]
+
+    def _entries(self, i: int) -> list[dict[str, Any]]:
+        found = self._annotation(i)
+        sizes = np.concatenate((found["boxes"][:, :2], found["boxes"][:, 2:] - found["boxes"][:, :2]), 1)
+        return [
+            {
+                "image_id": i,
+                "category_id": self.category_ids[label],
+                "bbox": box,
+                "area": int(mask.sum()),
+                "iscrowd": 0,
+                "segmentation": code,
+            }
+            for label, box, mask, code in zip(
+                found["labels"], sizes.tolist(), found["masks"], encode_masks(found["masks"]), strict=True
+            )
+        ]
+
+    def _annotation(self, i: int) -> shapes.Annotation:
+        return shapes.annotations(np.array([i]), self.size, split=self.split)[0]
+
+
+def open_data(config: DetectionDataConfig, training: bool, seed: int) -> DetectionData:
+    """The images to train on, or those to evaluate on."""
+    split, count = (config.split, config.train_size) if training else (config.test_split, config.test_size)
+    if count is not None and count < 1:
+        raise UserError(f"--data.{'train' if training else 'test'}_size must be at least 1, not {count}.")
+    if config.name == "shapes":
+        return ShapesData(
+            split, config.test_short_edge, count or (_SHAPES_TRAIN if training else _SHAPES_TEST)
+        )
+    if config.root is None:
+        raise UserError(f"--data.name {config.name} needs --data.root, the folder that holds annotations/.")
+    root = Path(config.root)
+    if not root.is_dir():
+        raise UserError(f"There is no folder {root}; check --data.root.")
+    prefix, folder = ("instances", split) if config.name == "coco" else ("lvis", _coco_folder(split))
+    data = CocoData(root / "annotations" / f"{prefix}_{split}.json", root / folder, count, seed, training)
+    if config.name == "lvis" and not all("frequency" in c for c in data.ground_truth()["categories"]):
+        raise UserError(
+            f"{data.source} does not say how frequent its classes are; use --data.name coco for it."
+        )
+    return data
+
+
+def _coco_folder(split: str) -> str:
+    """Where LVIS 0.5 has the images of a split such as v0.5_train; LVIS 1.0 says it for each image."""
+    return "train2017" if split.endswith("train") else "val2017"

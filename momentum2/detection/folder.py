@@ -1,0 +1,54 @@
+"""Running a fine-tuned detector on a folder of images."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from momentum2.data.images import SUFFIXES, BadImage, Encoded
+from momentum2.detection.detector import Detector
+from momentum2.detection.pictures import draw
+from momentum2.detection.predict import to_coco
+from momentum2.detection.saved import DetectorCard
+from momentum2.errors import UserError
+from momentum2.runs.names import DETECTIONS
+
+log = logging.getLogger("momentum2")
+
+
+def detect_in_folder(
+    detector: Detector, card: DetectorCard, folder: Path, out: Path, device: torch.device
+) -> int:
+    """Write `detections.json` and a picture of each image, `pictures/NAME.png`; returns the number of images.
+
+    An image that cannot be read is named in a warning and left out.
+    """
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}; check --images.")
+    files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    if not files:
+        raise UserError(f"{folder} holds no images; check --images.")
+    out.mkdir(parents=True, exist_ok=True)
+    found: list[dict[str, Any]] = []
+    for path in files:
+        try:
+            pixels = Encoded(path.read_bytes()).pixels()
+        except (OSError, BadImage) as error:
+            log.warning("%s cannot be read (%s) and is left out.", path, error)
+            continue
+        image = torch.from_numpy(pixels).permute(2, 0, 1)
+        detections = detector.detect(image.to(device).float() / 255)
+        objects = to_coco(detections, len(found), tuple(card.category_ids))
+        for entry, label in zip(objects, detections["labels"].tolist(), strict=True):
+            entry["class"] = card.class_names[label]
+        name = path.relative_to(folder).as_posix()
+        found.append({"file": name, "height": image.shape[1], "width": image.shape[2], "detections": objects})
+        picture = out / "pictures" / f"{name}.png"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        draw(image, detections, card.class_names).save(picture)
+    if not found:
+        raise UserError(f"None of the {len(files)} images in {folder} can be read.")
+    (out / DETECTIONS).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return len(found)

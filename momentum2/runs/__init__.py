@@ -1,0 +1,1 @@
+"""A run directory: its files, lock, settings, checkpoints, metrics, results and encoder."""

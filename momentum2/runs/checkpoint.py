@@ -1,0 +1,282 @@
+"""Checkpoints that are whole or absent, and are never unpickled.
+
+One directory per step, `step-00001000/`: `shared.safetensors` (parameters, optimizer and buffers; where devices differ,
+device 0's), `devices.safetensors` (each device's history of batch statistics, (D, c) in the order of the global batch),
+`state.json` and `manifest.json` (SHA-256 of the others). Nothing in them is a process's: what four wrote, one or two
+resume. Version 0.1 wrote no format, and `ranks.safetensors` with the statistics of each process as `rank0/NAME`.
+
+A checkpoint is written under a temporary name, synced and renamed, so a kill or a full disk at any moment leaves the
+previous ones as they were. Process 0 alone reads and writes, and hands on what it read.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from momentum2 import distributed
+from momentum2.distributed.together import gather_bytes, on_first, raise_together
+from momentum2.errors import UserError
+from momentum2.files import remove_unfinished, remove_whole, whole_folder
+from momentum2.norms import MomentumBatchNorm
+from momentum2.runs.names import STEP
+
+log = logging.getLogger("momentum2")
+
+FORMAT = 2
+STATE, SHARED, DEVICES, RANKS = "state.json", "shared.safetensors", "devices.safetensors", "ranks.safetensors"
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that a run needs to go on after `step` steps; `devices` has a row per device, (D, c)."""
+
+    step: int
+    shared: dict[str, Tensor]
+    devices: dict[str, Tensor]
+    info: dict[str, Any]
+
+
+class Damaged(Exception):
+    """A checkpoint that is not what was written, in words."""
+
+
+class Checkpoints:
+    """The checkpoints of one run in `directory`, of which the `keep` newest stay.
+
+    All processes call `save` and `load`. `config_hash` names the settings that the numbers depend on.
+    """
+
+    def __init__(self, directory: Path, keep: int, config_hash: str) -> None:
+        if keep < 1:
+            raise UserError(f"--train.keep must be at least 1, not {keep}.")
+        self.directory, self.keep, self.config_hash = directory, keep, config_hash
+
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, oldest first (meaningful on process 0)."""
+        names = (path.name.removeprefix(STEP) for path in self.directory.glob(f"{STEP}*"))
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def save(
+        self, step: int, shared: Mapping[str, Tensor], devices: Mapping[str, Tensor], info: Mapping[str, Any]
+    ) -> None:
+        """Save the state after `step` steps: `shared` of process 0, and the rows of every process's `devices`.
+
+        Raises a `UserError`, on all processes, if a number is not finite or a file cannot be written.
+        """
+        raise_together(_not_finite(step, {**shared, **devices}))
+        parts = gather_bytes(safetensors.torch.save(_on_cpu(devices)))
+        problem = None
+        if distributed.is_main():
+            try:
+                self._write(step, shared, parts, info)
+            except OSError as error:
+                problem = self._not_saved(step, error)
+        raise_together(problem)
+
+    def load(self) -> Checkpoint | None:
+        """The newest undamaged checkpoint, the same on all processes; None if there is none yet."""
+        files = on_first(self._newest)
+        if not files:
+            return None
+        state = json.loads(files[0])
+        shared, devices = parse_tensors(files)
+        return Checkpoint(state["step"], shared, devices, state["info"])
+
+    def info(self) -> dict[str, Any]:
+        """What `save` was last told to keep beside the tensors, the same on all processes; empty at first."""
+        state = on_first(lambda: self._newest()[:1])
+        return dict(json.loads(state[0])["info"]) if state else {}
+
+    def _write(
+        self, step: int, shared: Mapping[str, Tensor], parts: list[bytes], info: Mapping[str, Any]
+    ) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(self.directory)
+        final = self.path(step)
+        if final.exists():
+            try:
+                read_files(final)
+                return  # a run that was resumed here and stopped again before its next step
+            except Damaged:
+                remove_whole(final)
+        state = {
+            "format": FORMAT,
+            "step": step,
+            "world": len(parts),
+            "config": self.config_hash,
+            "info": dict(info),
+        }
+        rows = [safetensors.torch.load(part) for part in parts]
+        devices = {name: torch.cat([of_process[name] for of_process in rows]) for name in rows[0]}
+        contents = {
+            STATE: json.dumps(state).encode(),
+            SHARED: safetensors.torch.save(_on_cpu(shared)),
+            DEVICES: safetensors.torch.save(devices),
+        }
+        manifest = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
+        with whole_folder(final) as folder:
+            for name, data in {**contents, MANIFEST: json.dumps(manifest, indent=1).encode()}.items():
+                (folder / name).write_bytes(data)
+        for old in [s for s in self.steps() if s <= step][: -self.keep]:
+            remove_whole(self.path(old))
+
+    def _newest(self) -> list[bytes]:
+        """Contents of the newest undamaged checkpoint; empty if there is no checkpoint at all."""
+        steps = self.steps()
+        for step in reversed(steps):
+            path = self.path(step)
+            try:
+                files = read_files(path)
+            except Damaged as damage:
+                log.warning("%s is damaged (%s); falling back to the checkpoint before it.", path, damage)
+                continue
+            if json.loads(files[0])["config"] != self.config_hash:
+                raise UserError(f"{path} was made with other settings than this run's; choose another --out.")
+            return files
+        if steps:
+            raise UserError(
+                f"All checkpoints in {self.directory} are damaged; delete that folder to start from step 0."
+            )
+        return []
+
+    def path(self, step: int) -> Path:
+        return self.directory / f"{STEP}{step:08d}"
+
+    def _not_saved(self, step: int, error: OSError) -> str:
+        remove_unfinished(self.directory)  # make room
+        kept = [s for s in self.steps() if s < step]
+        intact = f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no earlier checkpoint"
+        return (
+            f"The checkpoint of step {step} cannot be written to {self.directory} ({error.strerror}): "
+            f"{intact}; mend that and run the same command again."
+        )
+
+
+def read_files(path: Path) -> list[bytes]:
+    """State, shared tensors and devices' (or ranks') tensors of one checkpoint, verified by hash and parsed."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        names = (STATE, SHARED, DEVICES if DEVICES in manifest else RANKS)
+        files = [(path / name).read_bytes() for name in names]
+        for name, data in zip(names, files, strict=True):
+            if manifest.get(name) != hashlib.sha256(data).hexdigest():
+                raise Damaged(f"{name} is not what was written")
+        for data in files[1:]:
+            safetensors.torch.load(data)
+    except OSError as error:
+        raise Damaged(f"{Path(error.filename or path).name}: {error.strerror}") from None
+    except (ValueError, TypeError, AttributeError, SafetensorError):
+        raise Damaged("its files cannot be parsed") from None
+    if json.loads(files[0]).get("format", 1) > FORMAT:
+        raise UserError(f"{path} was written by a later version of momentum2; use that one.")
+    return files
+
+
+def parse_tensors(files: list[bytes]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Shared tensors and those with a row per device, from what `read_files` gives."""
+    state, shared, rest = json.loads(files[0]), *(safetensors.torch.load(data) for data in files[1:])
+    if "format" in state:
+        return shared, rest
+    # Version 0.1: each process has the statistics of its own device, and process 0's are those of device 0.
+    ranks = [
+        {name.removeprefix(f"rank{r}/"): t for name, t in rest.items() if name.startswith(f"rank{r}/")}
+        for r in range(state["world"])
+    ]
+    devices = {name: torch.stack([own[name] for own in ranks]) for name in ranks[0]}
+    return shared | ranks[0], devices
+
+
+def collect(
+    method: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of a run by name: those of process 0 that count for all, and a row for each device here.
+
+    Histories of batch statistics are the devices' own. All else is equal on all processes, or counts as process 0
+    has it: the running statistics of the other norms are device 0's.
+    """
+    shared = {f"method/{name}": tensor for name, tensor in method.state_dict().items()}
+    for name, parameter in method.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if value is not None:  # such as the momentum of plain SGD, which has none
+                shared[f"optimizer/{name}/{key}"] = value
+    devices: dict[str, Tensor] = {}
+    for name, norm in _with_history(method):
+        devices[f"method/{name}.running_mean"], devices[f"method/{name}.running_var"] = norm.histories()
+    return shared, devices
+
+
+def _with_history(method: nn.Module) -> Iterator[tuple[str, MomentumBatchNorm]]:
+    return ((name, m) for name, m in method.named_modules() if isinstance(m, MomentumBatchNorm))
+
+
+def restore(method: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
+    """Put a checkpoint back, strictly by name."""
+    saved = checkpoint.shared
+    state = {name.removeprefix("method/"): t for name, t in saved.items() if name.startswith("method/")}
+    differing = list(_differences(method.state_dict(), state))
+    parameters = dict(method.named_parameters())
+    optimizer.state.clear()
+    for full, tensor in saved.items():
+        if full.startswith("optimizer/"):
+            name, _, key = full.removeprefix("optimizer/").rpartition("/")
+            if name not in parameters:
+                differing.append(f"{full} has no parameter")
+                continue
+            parameter = parameters[name]
+            if tensor.shape == parameter.shape:  # in the parameter's memory layout: sums keep their order
+                tensor = torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
+            optimizer.state[parameter][key] = tensor.to(parameter.device)
+    rows: list[tuple[MomentumBatchNorm, list[Tensor]]] = []
+    for name, norm in _with_history(method):
+        keys = [f"method/{name}.running_mean", f"method/{name}.running_var"]
+        wanted = torch.Size((norm.devices * distributed.world_size(), norm.num_features))
+        found = [checkpoint.devices[key] for key in keys if key in checkpoint.devices]
+        if [tensor.shape for tensor in found] != [wanted, wanted]:
+            differing.append(f"{name} has no histories of {wanted[0]} devices")
+            continue
+        first = norm.devices * distributed.rank()
+        rows.append((norm, [tensor[first : first + norm.devices] for tensor in found]))
+    if differing:
+        shown = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
+        raise UserError(f"The checkpoint of step {checkpoint.step} is of another network: {shown}.")
+    method.load_state_dict(state)
+    for norm, (mean, var) in rows:
+        norm.set_histories(mean, var)
+
+
+def _differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Iterator[str]:
+    for name in sorted(expected.keys() | found.keys()):
+        if name not in found:
+            yield f"{name} is missing"
+        elif name not in expected:
+            yield f"{name} is unknown"
+        elif (expected[name].shape, expected[name].dtype) != (found[name].shape, found[name].dtype):
+            yield f"{name} is {_kind(found[name])} instead of {_kind(expected[name])}"
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _not_finite(step: int, tensors: Mapping[str, Tensor]) -> str | None:
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return (
+                f"{name} is not finite after step {step}, so no checkpoint was written; lower --optim.lr, "
+                "set --optim.clip_norm or use --train.precision fp32."
+            )
+    return None
+
+
+def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

@@ -1,0 +1,249 @@
+"""The directory of a run: one process at a time, one config for ever."""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+import yaml
+from torch import nn
+
+from momentum2.config import MAY_CHANGE_ON_RESUME, Config, TrainConfig
+from momentum2.distributed.together import (
+    any_process,
+    broadcast_bytes,
+    group_device,
+    on_first,
+    raise_together,
+)
+from momentum2.errors import UserError
+from momentum2.files import remove_unfinished, write_whole
+from momentum2.runs.checkpoint import STATE, Checkpoints
+from momentum2.runs.names import CHECKPOINTS, CONFIG, ENCODER, LOCK
+from momentum2.settings import from_file, read_settings
+from momentum2.spelling import inexact
+
+Resume = Literal["auto", "never", "must"]
+
+
+class RunConfig(Protocol):
+    """Any frozen dataclass of settings with a `train` section."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def train(self) -> TrainConfig: ...
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """An open run directory: no other job works in it."""
+
+    directory: Path
+    checkpoints: Checkpoints
+
+    def check_space(self, method: nn.Module) -> None:
+        """Refuse, on all processes, to start a run whose checkpoints will not fit on the disk."""
+        on_first(lambda: self._check_space(method))
+
+    def _check_space(self, method: nn.Module) -> list[bytes]:
+        trained = [p for p in method.parameters() if p.requires_grad]  # each has one in the optimizer
+        size = sum(t.numel() * t.element_size() for t in [*method.state_dict().values(), *trained])
+        to_come = max(1, self.checkpoints.keep + 1 - len(self.checkpoints.steps()))
+        free = shutil.disk_usage(self.directory).free
+        if free < to_come * size:
+            raise UserError(
+                f"{self.directory} needs {to_come * size / 1e9:.3g} GB for checkpoints and has "
+                f"{free / 1e9:.3g} GB free; make room, lower --train.keep or choose another --out."
+            )
+        return []
+
+
+@contextmanager
+def open_run(
+    out: Path, config: RunConfig, resume: Resume, idle: frozenset[str] = frozenset()
+) -> Iterator[OpenRun]:
+    """Create or reopen the run in `out`, or say in one sentence, on all processes, why not.
+
+    Process 0 holds the lock of the directory and writes `config.yaml`. Nothing that exists is deleted. `idle` are
+    settings that decide nothing with this config, and so may be others than those that the run began with.
+    """
+    run = OpenRun(out, Checkpoints(out / CHECKPOINTS, config.train.keep, config_hash=""))
+    exists = (out / CONFIG).exists()
+    seen = torch.tensor(exists, dtype=torch.uint8, device=group_device())
+    elsewhere = bool(any_process(seen)) and not exists
+    with ExitStack() as held:
+
+        def prepare() -> list[bytes]:
+            if elsewhere:
+                raise UserError(
+                    f"{out} exists on another machine but not on that of process 0; put it on a file "
+                    "system that the machines share, or let process 0 run where it did before."
+                )
+            try:
+                out.mkdir(parents=True, exist_ok=True)
+                held.enter_context(_lock(out))
+                _check_resume(run, config, resume, idle)
+                remove_unfinished(out)
+                return [_write_config(run, config).encode()]
+            except OSError as error:
+                raise UserError(
+                    f"{out} cannot be written to ({error.strerror}); choose another --out."
+                ) from None
+
+        run.checkpoints.config_hash = on_first(prepare)[0].decode()
+        _check_same_settings(config)
+        yield run
+
+
+@contextmanager
+def _lock(out: Path) -> Iterator[None]:
+    """Hold the run directory, by a record lock: it ends with the process, and no worker inherits it."""
+    with (out / LOCK).open("a+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            file.seek(0)
+            raise UserError(
+                f"{out} is in use by {file.read().strip() or 'another process'}; choose another --out."
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        yield
+
+
+def _check_resume(run: OpenRun, config: RunConfig, resume: Resume, idle: frozenset[str]) -> None:
+    out, exists = run.directory, (run.directory / CONFIG).exists()
+    if resume == "never" and exists:
+        raise UserError(f"{out} has a run already; choose another --out, or --resume auto to go on with it.")
+    if resume == "must" and not run.checkpoints.steps():
+        raise UserError(
+            f"{out} has no checkpoint to resume from; check --out, or use --resume auto to start."
+        )
+    if exists and run.checkpoints.steps():  # before the first checkpoint there is nothing to be true to
+        check_config(out, config, idle)
+    elif exists and (out / ENCODER).exists():
+        raise UserError(
+            f"{out} has a finished encoder but no checkpoints to go on from; choose another --out."
+        )
+    elif run.checkpoints.steps():
+        raise UserError(f"{out} has checkpoints but no {CONFIG} to compare with; choose another --out.")
+
+
+def check_config(out: Path, config: RunConfig, idle: frozenset[str] = frozenset()) -> None:
+    """Raise a `UserError` if the run in `out` has other settings that decide what is computed."""
+    now = _flat(asdict(config))
+    before = _flat(asdict(from_file(type(config)(), out / CONFIG, _world(out))))
+    differing = [
+        f"{name} was {before.get(name)}, now {now.get(name)}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name) and not (_may_change(name) or name in idle)
+    ]
+    if differing:
+        raise UserError(
+            f"{out} was started with other settings ({'; '.join(differing)}); use those, or another --out."
+        )
+    state = _newest_state(out)
+    reason = inexact(_read_config(out), state["world"]) if state and "format" not in state else None
+    if reason:
+        raise UserError(
+            f"{out} was started with an earlier version and cannot be resumed as it began ({reason}); choose "
+            "another --out."
+        )
+
+
+def devices_of(out: Path) -> int | None:
+    """The number of devices of the run in `out`, which has a checkpoint; None if there is none yet."""
+    if not (out / CONFIG).exists() or _newest_state(out) is None:
+        return None
+    found = from_file(Config(), out / CONFIG, _world(out)).train.devices
+    return None if found == "auto" else found
+
+
+def _world(out: Path) -> int:
+    """The number of processes that wrote the newest checkpoint; 1 if there is no checkpoint yet."""
+    state = _newest_state(out)
+    return state["world"] if state else 1
+
+
+def _newest_state(out: Path) -> dict[str, Any] | None:
+    """The `state.json` of the newest checkpoint that has a sound one."""
+    checkpoints = Checkpoints(out / CHECKPOINTS, keep=1, config_hash="")
+    for step in reversed(checkpoints.steps()):
+        try:
+            state = json.loads((checkpoints.path(step) / STATE).read_bytes())
+            if isinstance(state["world"], int):
+                return dict(state)
+        except (OSError, ValueError, TypeError, KeyError):
+            continue  # said where the checkpoint itself is read
+    return None
+
+
+def _read_config(out: Path) -> dict[str, Any]:
+    """The settings in a run's `config.yaml` by dotted name, in the words of the version that began it."""
+    read_settings(out / CONFIG)  # refuses what is not settings; what is can be constructed without harm
+    return _flat(yaml.safe_load((out / CONFIG).read_bytes()))
+
+
+def _write_config(run: OpenRun, config: RunConfig) -> str:
+    """Write `config.yaml`, and return the hash of the settings in it that decide what is computed.
+
+    A run that goes on keeps its file in the words of the version that began it, and so every checkpoint the hash
+    that it was written with; only settings that may change are brought up to date.
+    """
+    out, settings = run.directory, asdict(config)
+    if run.checkpoints.steps():
+        now = _flat(settings)
+        kept = _read_config(out)
+        flat = {n: now[n] if n in now and _may_change(n) else v for n, v in kept.items()}
+        settings = _nested(flat)
+    write_whole(out / CONFIG, yaml.safe_dump(settings, sort_keys=False).encode())
+    return _config_hash(_flat(settings))
+
+
+def _check_same_settings(config: RunConfig) -> None:
+    mine = _config_hash(_flat(asdict(config)))
+    same = broadcast_bytes(mine.encode()).decode() == mine
+    raise_together(
+        None if same else "Not all processes were started with the same settings; use one command for all."
+    )
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"train": {"seed": 0}}` as `{"train.seed": 0}`."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"train.seed": 0}` as `{"train": {"seed": 0}}`."""
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        *sections, last = name.split(".")
+        place = nested
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return nested
+
+
+def _may_change(name: str) -> bool:
+    """Whether a setting may be another when a run is resumed."""
+    return name in MAY_CHANGE_ON_RESUME or name.split(".")[0] in MAY_CHANGE_ON_RESUME
+
+
+def _config_hash(flat: Mapping[str, Any]) -> str:
+    """Hash of the settings that decide what is computed."""
+    fixed = {name: value for name, value in flat.items() if not _may_change(name)}
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()

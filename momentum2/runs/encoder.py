@@ -1,0 +1,254 @@
+"""The product of a run: one encoder, with all that is needed to use it, in a file or ready in memory."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from momentum2 import __version__, backbones
+from momentum2.augment import ViewSpec, view_specs
+from momentum2.config import Config, Network, Stem, ViewsConfig
+from momentum2.errors import UserError
+from momentum2.files import write_whole
+from momentum2.runs.checkpoint import Checkpoints, Damaged, parse_tensors, read_files
+from momentum2.runs.names import CHECKPOINTS, CONFIG, ENCODER, STEP
+from momentum2.runs.preprocess import Preprocess
+from momentum2.settings import config_from_file
+from momentum2.weights import Architecture, fill, identify, network_in, read_state, to_bytes
+
+log = logging.getLogger("momentum2")
+
+
+_CARD, _SHA256 = "momentum2", "sha256"  # keys of the file's metadata
+#: Where the methods keep their encoders.
+_PREFIXES: tuple[tuple[Network, str], ...] = (
+    ("teacher", "teacher.network.encoder."),
+    ("student", "student.encoder."),
+    ("student", "f.encoder."),
+    ("student", "encoder."),
+)
+
+
+@dataclass(frozen=True)
+class EncoderCard:
+    """What an encoder is, what it wants to see and where it comes from.
+
+    `crop` is the side of the central square that is shown to it, as a share of an image's shorter side.
+    `network`, `method`, `step` and `data` are None where nobody knows: in a file of others.
+    """
+
+    backbone: str
+    stem: Stem
+    width: float
+    feature_dim: int
+    image_size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    crop: float
+    interpolation: Literal["bilinear"] = "bilinear"
+    network: Network | None = None
+    method: str | None = None
+    step: int | None = None
+    data: str | None = None
+    version: str = __version__
+
+    @classmethod
+    def of_run(cls, config: Config, feature_dim: int, network: Network, step: int) -> Self:
+        """The card of an encoder that was trained with `config` for `step` steps."""
+        model, size = config.model, config.data.image_size
+        architecture = Architecture(model.backbone, model.stem, model.width)
+        return replace(
+            cls.of_foreign(architecture, feature_dim, size),
+            network=network,
+            method=config.method.name,
+            step=step,
+            data=config.data.name,
+        )
+
+    @classmethod
+    def of_foreign(cls, architecture: Architecture, feature_dim: int, image_size: int = 224) -> Self:
+        """The card of an encoder of which only the architecture is known."""
+        view = view_specs(ViewsConfig(recipe="evaluation"), image_size)[0]
+        assert view.centre is not None
+        return cls(*architecture, feature_dim, image_size, view.mean, view.std, view.centre)
+
+    @property
+    def architecture(self) -> Architecture:
+        return Architecture(self.backbone, self.stem, self.width)
+
+    @property
+    def view(self) -> ViewSpec:
+        """What is done to an image before the encoder sees it."""
+        return ViewSpec(self.image_size, centre=self.crop, flip_p=0.0, mean=self.mean, std=self.std)
+
+    def to_metadata(self) -> dict[str, str]:
+        return {"format": "pt", _CARD: json.dumps(asdict(self))}
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, str]) -> Self:
+        values = json.loads(metadata[_CARD])
+        return cls(**values | {"mean": tuple(values["mean"]), "std": tuple(values["std"])})
+
+
+class LoadedEncoder(nn.Module):
+    """An encoder in evaluation mode: (n, 3, S, S), as `preprocess` makes them, to (n, feature_dim) features.
+
+    `encoder` is the network itself, whose state dict has torchvision's names without the classifier.
+    """
+
+    def __init__(self, encoder: nn.Module, card: EncoderCard) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.card = card
+        self.feature_dim = card.feature_dim
+        self.preprocess = Preprocess(card.view)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encoder(x)  # type: ignore[no-any-return]
+
+
+def save_encoder(path: Path, encoder: nn.Module, card: EncoderCard) -> None:
+    """Write an `encoder.safetensors`, whole or not at all: plain BN names, card and checksum as metadata."""
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in encoder.state_dict().items()}
+    metadata = card.to_metadata() | {_SHA256: _checksum(state)}
+    try:
+        write_whole(path, to_bytes(state, metadata))
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}).") from None
+
+
+def load_encoder(
+    source: str | Path,
+    network: Network | None = None,
+    backbone: str | None = None,
+    stem: Stem | None = None,
+    width: float | None = None,
+) -> LoadedEncoder:
+    """An encoder, ready to use, from any place where there is one.
+
+    Args:
+        source: A run directory, one of its checkpoints, an `encoder.safetensors`, or a state dict with the
+            names of torchvision and timm (`.safetensors`, or `.pth` with nothing but tensors).
+        network: teacher or student; by default the one that the run exports.
+        backbone: Architecture of a state dict; that of a ResNet is told by its tensors.
+        stem: Stem of a state dict; needed where it is 3x3.
+        width: Width of a state dict; told by its tensors.
+    """
+    path = Path(source)
+    if path.is_dir():
+        loaded = _from_directory(path, network)
+    elif not path.exists():
+        raise UserError(f"There is no run directory or file of weights called {path}.")
+    elif card := read_card(path):
+        loaded = _from_own_file(path, card, network)
+    else:
+        loaded = _from_foreign_file(path, backbone, stem, width)
+    for what, wanted in (("backbone", backbone), ("stem", stem), ("width", width)):
+        found = getattr(loaded.card, what)
+        if wanted is not None and wanted != found:
+            raise UserError(f"{path} has {what} {found}, not {wanted}.")
+    return loaded
+
+
+def read_card(path: Path) -> EncoderCard | None:
+    """The card in an `encoder.safetensors`; None in other files."""
+    if path.suffix != ".safetensors":
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+        return EncoderCard.from_metadata(metadata) if _CARD in metadata else None
+    except (OSError, SafetensorError):
+        raise UserError(
+            f"{path} is damaged or is not a safetensors file; fetch or export it again."
+        ) from None
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"{path} was written by another version of momentum2; use that one.") from None
+
+
+def _from_own_file(path: Path, card: EncoderCard, network: Network | None) -> LoadedEncoder:
+    if network not in (None, card.network):
+        raise UserError(
+            f"{path} has the {card.network}, not the {network}; give the run's directory instead."
+        )
+    with safe_open(path, "pt") as file:
+        checksum = file.metadata().get(_SHA256)
+    state = read_state(path)
+    if _checksum(state) != checksum:
+        raise UserError(f"{path} is damaged: its tensors are not those that were written; copy it again.")
+    return LoadedEncoder(_encoder(path, card.architecture, state), card)
+
+
+def _from_foreign_file(
+    path: Path, backbone: str | None, stem: Stem | None, width: float | None
+) -> LoadedEncoder:
+    state = read_state(path)
+    architecture = identify(network_in(state, ["conv1.weight"], path), path, backbone, stem, width)
+    encoder = backbones.build(*architecture)
+    fill(encoder, network_in(state, encoder.state_dict(), path), path)
+    return LoadedEncoder(encoder, EncoderCard.of_foreign(architecture, encoder.feature_dim))
+
+
+def _from_directory(path: Path, network: Network | None) -> LoadedEncoder:
+    if (path / CONFIG).exists():
+        card = read_card(path / ENCODER) if (path / ENCODER).exists() else None
+        if card and network in (None, card.network):
+            return _from_own_file(path / ENCODER, card, network)
+        return _from_newest_checkpoint(path, network)
+    if (path.parent.parent / CONFIG).exists() and path.name.startswith(STEP):
+        try:
+            return _from_checkpoint(path, network)
+        except Damaged as damage:
+            raise UserError(f"{path} is damaged ({damage}); choose another checkpoint of the run.") from None
+    raise UserError(f"{path} is neither a run directory, for it has no {CONFIG}, nor a checkpoint in one.")
+
+
+def _from_newest_checkpoint(run: Path, network: Network | None) -> LoadedEncoder:
+    checkpoints = Checkpoints(run / CHECKPOINTS, keep=1, config_hash="")
+    for step in reversed(checkpoints.steps()):
+        try:
+            return _from_checkpoint(checkpoints.path(step), network)
+        except Damaged as damage:
+            log.warning(
+                "%s is damaged (%s); taking the checkpoint before it.", checkpoints.path(step), damage
+            )
+    raise UserError(f"{run} has neither an {ENCODER} nor an undamaged checkpoint yet.")
+
+
+def _from_checkpoint(path: Path, network: Network | None) -> LoadedEncoder:
+    """The encoder in a checkpoint, with device 0's statistics where each device has its own."""
+    files = read_files(path)
+    tensors, _ = parse_tensors(files)
+    config = config_from_file(path.parent.parent / CONFIG)
+    model, export = config.model, config.method.export or "teacher"
+    for name, prefix in sorted(_PREFIXES, key=lambda place: place[0] != export):
+        full = f"method/{prefix}"
+        state = {key.removeprefix(full): t for key, t in tensors.items() if key.startswith(full)}
+        if state and network in (None, name):
+            encoder = _encoder(path, Architecture(model.backbone, model.stem, model.width), state)
+            card = EncoderCard.of_run(config, encoder.feature_dim, name, json.loads(files[0])["step"])
+            return LoadedEncoder(encoder, card)
+    raise UserError(f"{path} has no {network}: method {config.method.name} trains none; leave --network out.")
+
+
+def _encoder(path: Path, architecture: Architecture, state: Mapping[str, Tensor]) -> backbones.Encoder:
+    encoder = backbones.build(*architecture)
+    fill(encoder, state, path)
+    return encoder
+
+
+def _checksum(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, types, shapes and contents; safetensors itself does not notice a flipped bit."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(state.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

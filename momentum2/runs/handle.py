@@ -1,0 +1,107 @@
+"""What a run directory says about its run, read once."""
+
+import re
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from momentum2.config import Config
+from momentum2.errors import UserError
+from momentum2.runs.metrics import read_metrics
+from momentum2.runs.names import BAD_IMAGES, CONFIG, ENCODER, METRICS, PLAN, RESULTS
+from momentum2.runs.results import read_results
+from momentum2.settings import config_from_file
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The files of one run.
+
+    Args:
+        directory: Where they are.
+        name: What the page calls the run.
+        config: Its settings.
+        records: Lines of `metrics.jsonl` with values.
+        alarms: (step, sentence) of the others.
+        results: What `evaluate` found, by name.
+        plan: `plan.txt`, or empty.
+        bad_images: Number of images that could not be read.
+        finished: Whether training came to its end.
+    """
+
+    directory: Path
+    name: str
+    config: Config
+    records: list[dict[str, Any]]
+    alarms: list[tuple[int, str]]
+    results: dict[str, dict[str, Any]]
+    plan: str
+    bad_images: int
+    finished: bool
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """`{"train.seed": 0, …}`."""
+        sections = asdict(self.config).items()
+        return {f"{section}.{name}": value for section, part in sections for name, value in part.items()}
+
+    @property
+    def step(self) -> int:
+        """The last step that was logged."""
+        return max((int(record["step"]) for record in self.records), default=0)
+
+    @property
+    def steps(self) -> int | None:
+        """How many there will be, as far as anybody knows."""
+        planned = re.search(r"^steps\s+([\d,]+) of", self.plan, re.MULTILINE)
+        return int(planned[1].replace(",", "")) if planned else self.config.train.steps
+
+    def last(self, name: str) -> float | None:
+        """The last value of a metric."""
+        return next((record[name] for record in reversed(self.records) if name in record), None)
+
+    def seconds(self) -> list[tuple[int, float]]:
+        """(step, time spent in steps until then) of each line that has a step's time."""
+        found, before, total = [(0, 0.0)], 0, 0.0
+        for record in self.records:
+            if "step_time" in record:
+                total += record["step_time"] * (record["step"] - before)
+                before = record["step"]
+                found.append((before, total))
+        return found
+
+
+def read_run(directory: Path, name: str = "") -> RunFiles:
+    """Read a run directory; only its `config.yaml` must be there."""
+    if not (directory / CONFIG).is_file():
+        raise UserError(
+            f"{directory} is no run directory, for it has no {CONFIG}; give one that pretrain made."
+        )
+    metrics = directory / METRICS
+    lines = read_metrics(metrics) if metrics.exists() else []
+    return RunFiles(
+        directory,
+        name or directory.resolve().name,
+        config_from_file(directory / CONFIG),
+        [line for line in lines if "alarm" not in line],
+        [(int(line["step"]), str(line["alarm"])) for line in lines if "alarm" in line],
+        read_results(directory / RESULTS),
+        _text(directory / PLAN),
+        len(_text(directory / BAD_IMAGES).splitlines()),
+        (directory / ENCODER).exists(),
+    )
+
+
+def read_runs(directories: list[Path]) -> list[RunFiles]:
+    """Read several, and give each a name of its own."""
+    names = [directory.resolve().name for directory in directories]
+    if len(set(names)) < len(names):
+        names = [str(directory) for directory in directories]
+    if len(set(names)) < len(names):
+        raise UserError("The same run is given twice; give each once.")
+    return [read_run(directory, name) for directory, name in zip(directories, names, strict=True)]
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""

@@ -1,0 +1,17 @@
+"""What the files of a run directory are called. No other place says it."""
+
+CONFIG = "config.yaml"
+PLAN = "plan.txt"
+METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+STEP = "step-"  # begins the name of a checkpoint
+ENCODER = "encoder.safetensors"
+RESULTS = "results.json"
+REPORT = "report.html"
+BAD_IMAGES = "bad_images.txt"
+LOCK = ".lock"
+TENSORBOARD = "tensorboard"
+# Of a detector:
+DETECTOR = "detector.safetensors"
+DETECTIONS = "detections.json"
+PREDICTIONS = "predictions.png"

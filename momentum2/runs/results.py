@@ -1,0 +1,84 @@
+"""`results.json`: what evaluations of a run found."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from momentum2.errors import UserError
+from momentum2.files import write_whole
+
+RANDOM, PIXELS = "random initialisation", "raw pixels"  # the networks that are floors
+
+Settings = dict[str, float | int | str | None]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Accuracy on a test set, in percent.
+
+    Args:
+        top1: Share of the images whose first guess is right.
+        top5: Share whose right class is among the first five guesses; None with five classes or fewer.
+        low: Lower end of the 95 % bootstrap interval of top1.
+        high: Upper end of it.
+        per_class: top1 of each class that has test images.
+        images: Number of test images.
+    """
+
+    top1: float
+    top5: float | None
+    low: float
+    high: float
+    per_class: dict[str, float]
+    images: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """One evaluation of one network.
+
+    Args:
+        evaluation: What was done, such as `knn` or `linear`; with data and network it names the result.
+        data: The test images.
+        network: Whose features: `teacher`, `student`, `random initialisation`, `raw pixels`.
+        accuracy: The headline.
+        floors: top1 of the built-in baselines, by the same evaluation unless the name says otherwise.
+        settings: What the numbers depend on, and further numbers such as the best epoch.
+    """
+
+    evaluation: str
+    data: str
+    network: str
+    accuracy: Accuracy
+    floors: dict[str, float] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The key in `results.json`: evaluating the same thing again replaces it."""
+        return f"{self.evaluation} | {self.data} | {self.network}"
+
+
+def read_results(path: Path) -> dict[str, dict[str, Any]]:
+    """What a `results.json` holds; nothing if there is none."""
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is not a file of results; move it away.")
+    return found
+
+
+def write_result(path: Path, result: Result) -> None:
+    """Add a result to `results.json`, in place of an earlier one of the same name, atomically."""
+    found = {**read_results(path), result.name: asdict(result)}
+    text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    try:
+        # A name that is not UTF-8 becomes an escape of JSON's, and is read back as it was.
+        write_whole(path, text.encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); make it writable.") from None

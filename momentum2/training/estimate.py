@@ -1,0 +1,131 @@
+"""What a run will need: memory from its shapes, time from a few steps. Trains nothing that is kept."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from momentum2 import distributed
+from momentum2.augment import draw, render, view_specs
+from momentum2.config import Config
+from momentum2.data import open_dataset
+from momentum2.machine import cpu_threads
+from momentum2.optim import build_optimizer
+from momentum2.training.device import choose_device, keep_large_blocks, use_bf16
+from momentum2.training.plan import Plan, describe, resolve
+from momentum2.training.pretrain import build_method
+
+#: Training images of the data sets that are the same everywhere, for planning without having them.
+KNOWN_IMAGES = {
+    ("imagenet", "train"): 1_281_167,
+    ("cifar10", "train"): 50_000,
+    ("cifar100", "train"): 50_000,
+    ("stl10", "train"): 5_000,
+    ("stl10", "unlabeled"): 100_000,
+    ("stl10", "train+unlabeled"): 105_000,
+}
+
+
+def planned(config: Config, images: int | None, processes: int, probe: bool) -> list[tuple[str, str]]:
+    """The plan of `config` as (what, value) lines; `images` spares opening the data."""
+    classes = 1000
+    if images is None and config.data.root is None:
+        images = KNOWN_IMAGES.get((config.data.name, config.data.split))
+        if images is not None and config.data.train_size:
+            images = min(images, config.data.train_size)
+    if images is None:
+        dataset = open_dataset(replace(config.data, cache="off"), seed=config.train.seed)
+        images, classes = len(dataset), len(dataset.class_names or ())
+    plan = resolve(config, images, processes)
+    lines = describe(config, plan)
+    fixed, activations = memory_bytes(config, plan, classes)
+    needs = f"{fixed / 1e9:.3g} GB for weights and optimizer, {activations / 1e9:.3g} GB for activations"
+    lines.append(("memory", f"about {(fixed + activations) / 1e9:.3g} GB per process: {needs}"))
+    if probe:
+        seconds = step_seconds(config, plan, classes)
+        total = seconds * plan.steps
+        lines.append(
+            ("time", f"{seconds:.3g} s a step, {total / 3600:.3g} hours in all, if data does not hold it up")
+        )
+    else:
+        lines.append(("time", "add --probe true to measure a few steps"))
+    return lines
+
+
+def memory_bytes(config: Config, plan: Plan, classes: int) -> tuple[int, int]:
+    """Bytes of a process for weights, gradients and optimizer, and for the activations of one micro-batch.
+
+    The forward pass is traced with tensors that have shapes but no content, counting what it keeps for backward.
+    """
+    with torch.device("meta"):
+        method = build_method(config, plan, classes)
+    state = sum(t.numel() * t.element_size() for t in method.state_dict().values())
+    trained = sum(2 * p.numel() * p.element_size() for p in method.parameters() if p.requires_grad)
+    weights = {p.untyped_storage()._cdata for p in method.parameters()}
+    kept: dict[int, int] = {}
+
+    def count(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = storage.nbytes()
+        return x
+
+    size = config.data.image_size
+    views = [
+        torch.empty(plan.micro_batch, 3, s.size, s.size, device="meta")
+        for s in view_specs(config.views, size)
+    ]
+    labels = torch.zeros(plan.micro_batch, dtype=torch.long, device="meta")
+    device = choose_device(config.train.device)
+    bf16 = use_bf16(config.train.precision, device)
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
+        method.train()(views, labels)
+    return state + trained, sum(kept.values()) // (2 if bf16 else 1)
+
+
+def step_seconds(config: Config, plan: Plan, classes: int, steps: int = 4) -> float:
+    """Median seconds of an optimizer step of one process, without waiting for data; the first step is left out."""
+    device = choose_device(config.train.device)
+    keep_large_blocks()
+    torch.set_num_threads(config.train.threads or cpu_threads())
+    step = make_step(config, plan, classes, device)
+    seconds = []
+    for k in range(steps):
+        start = time.perf_counter()
+        step(k)
+        seconds.append(time.perf_counter() - start)
+    return median(seconds[1:])
+
+
+def make_step(config: Config, plan: Plan, classes: int, device: torch.device) -> Callable[[int], None]:
+    """A function that takes optimizer step k on random images and waits for its end.
+
+    Augmentation is included; reading images, the norm of the gradient and what is logged are not.
+    """
+    method = build_method(config, plan, classes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = build_optimizer(method.train().named_parameters(), config.optim, lr=0.0)
+    alone = distributed.world_size() == 1
+    model = method if alone else distributed.data_parallel(method)
+    specs = view_specs(config.views, config.data.image_size)
+    n, side = plan.micro_batch, config.data.image_size
+    images = torch.randint(0, 256, (n, 3, side, side), dtype=torch.uint8, device=device)
+    labels = torch.zeros(n, dtype=torch.long, device=device)
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=use_bf16(config.train.precision, device))
+
+    def step(k: int) -> None:
+        method.before_step(k)
+        for _ in range(config.train.accumulate):
+            draws = [draw(spec, config.train.seed, k, v, n) for v, spec in enumerate(specs)]
+            with autocast:
+                loss = model(render(images, draws, specs, channels_last=True), labels).loss
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        method.after_step(k)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return step

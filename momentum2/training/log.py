@@ -1,0 +1,160 @@
+"""What a run says: `metrics.jsonl`, which is the truth, the terminal, and TensorBoard."""
+
+import json
+import math
+import time
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from momentum2 import distributed
+from momentum2.errors import UserError
+from momentum2.runs.metrics import keep_until, read_metrics
+from momentum2.runs.names import METRICS, TENSORBOARD
+
+
+def spread(z: Tensor) -> dict[str, float]:
+    """How far outputs (N×d) are from collapse.
+
+    `z_std` is 1 for directions spread evenly and 0 for a constant output; `z_rank` is the effective rank, the
+    exponential of the entropy of the singular values, between 1 and min(N, d).
+    """
+    z = F.normalize(z.float(), dim=1)
+    p = torch.linalg.svdvals(z - z.mean(0))
+    p = p / p.sum().clamp_min(1e-12)
+    entropy = -(p * p.clamp_min(1e-12).log()).sum()
+    return {
+        "z_std": float(z.std(0).mean() * math.sqrt(z.shape[1])),
+        "z_rank": float(entropy.exp()),
+    }
+
+
+class Meter:
+    """Time and samples since the last line, so that speed and waiting are averages and not snapshots."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Leave out the time up to now: it was not spent on steps."""
+        self.start, self.steps, self.images, self.waited = time.perf_counter(), 0, 0, 0.0
+
+    def count(self, images: int, waited: float) -> None:
+        self.steps, self.images, self.waited = self.steps + 1, self.images + images, self.waited + waited
+
+    def read(self) -> dict[str, float]:
+        """images_per_second, step_time and data_wait (a fraction) since the last call."""
+        seconds = max(time.perf_counter() - self.start, 1e-9)
+        values = {
+            "images_per_second": self.images / seconds,
+            "step_time": seconds / max(self.steps, 1),
+            "data_wait": self.waited / seconds,
+        }
+        self.restart()
+        return values
+
+
+class Log:
+    """Writes a run's log from its main process; the others' calls do nothing."""
+
+    def __init__(
+        self, directory: Path, start: int, steps: int, steps_per_epoch: int, tensorboard: bool
+    ) -> None:
+        self.main = distributed.is_main()
+        self.steps, self.steps_per_epoch = steps, steps_per_epoch
+        self.console = Console(quiet=not self.main)
+        self.last_line = -math.inf
+        self.writer: Any = None
+        self.progress: Progress | None = None
+        if not self.main:
+            return
+        self.path = directory / METRICS
+        keep_until(self.path, start)
+        self.file = self.path.open("a", encoding="utf-8")
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise UserError(
+                    "TensorBoard is not installed: pip install 'momentum2[tensorboard]'."
+                ) from None
+            self.writer = SummaryWriter(str(directory / TENSORBOARD), purge_step=start)
+        if self.console.is_terminal:
+            self.progress = Progress(
+                TextColumn("epoch {task.fields[epoch]}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[text]}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self.task = self.progress.add_task("", total=steps, completed=start, epoch=0, text="")
+
+    def __enter__(self) -> Self:
+        if self.progress:
+            self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.progress:
+            self.progress.stop()
+        if self.main:
+            self.file.close()
+            if self.writer:
+                self.writer.close()
+
+    def metrics(self, step: int, values: dict[str, float]) -> None:
+        """Record values of `step`, and show them."""
+        if not self.main:
+            return
+        self._write({"step": step, **values})
+        if self.writer:
+            for name, value in values.items():
+                self.writer.add_scalar(name, value, step)
+        if "loss" not in values:
+            shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+            self.say(f"step {step:>{len(str(self.steps))}}/{self.steps}  {shown}")
+            return
+        text = (
+            f"loss {values['loss']:.4f}  {values['images_per_second']:.0f} images/s  "
+            f"data wait {values['data_wait']:.0%}"
+        )
+        if self.progress:
+            epoch = f"{step / self.steps_per_epoch:.1f}"
+            self.progress.update(self.task, completed=step, epoch=epoch, text=text)
+        elif time.monotonic() - self.last_line > 5 or step == self.steps:
+            self.last_line = time.monotonic()
+            left = (self.steps - step) * values["step_time"]
+            self.say(
+                f"step {step:>{len(str(self.steps))}}/{self.steps}  epoch {step / self.steps_per_epoch:.1f}  {text}"
+                f"  {timedelta(seconds=round(left))} left"
+            )
+
+    def has_validation(self, step: int) -> bool:
+        """Whether the log has what a validation after `step` found; False on processes that do not log."""
+        records = read_metrics(self.path) if self.main else []
+        return any(r["step"] == step and not {"loss", "alarm"} & r.keys() for r in records)
+
+    def alarm(self, step: int, sentence: str) -> None:
+        """Record and show something that the user should look at."""
+        if self.main:
+            self._write({"step": step, "alarm": sentence})
+            self.say(f"[bold yellow]{escape(sentence)}[/]")
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self.file.write(json.dumps(record) + "\n")
+        self.file.flush()

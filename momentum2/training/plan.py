@@ -1,0 +1,147 @@
+"""What a config comes to: steps, learning rate, momenta and group sizes, before anything is trained."""
+
+from dataclasses import dataclass
+
+from momentum2.config import Config
+from momentum2.errors import UserError
+from momentum2.schedules import Schedule, scaled_lr, scaled_weight_momentum
+from momentum2.training.checks import WITH_TEACHER, check
+
+#: The norms whose statistics are those of a device.
+PER_DEVICE = frozenset({"local", "momentum", "shuffle"})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The resolved numbers of a run on `world` processes."""
+
+    images: int
+    steps_per_epoch: int
+    steps: int
+    world: int
+    micro_batch: int  # images in one forward of one process
+    devices: int  # of the algorithm
+    local_devices: int  # of them in this process
+    schedule: Schedule
+    student_bn: int | None  # samples that share BN statistics
+    teacher_bn: int | None
+
+
+def has_teacher(config: Config) -> bool:
+    """Whether the method has a teacher."""
+    return config.method.name in WITH_TEACHER
+
+
+def per_device(config: Config) -> bool:
+    """Whether the number of devices decides what is computed: some norm has a device's own statistics."""
+    method = config.method
+    norms = {method.student_norm, method.teacher_norm} if has_teacher(config) else {method.student_norm}
+    return not method.freeze_encoder and bool(norms & PER_DEVICE)
+
+
+def idle_settings(config: Config) -> frozenset[str]:
+    """The settings that decide nothing with this config."""
+    return frozenset() if per_device(config) else frozenset({"train.devices"})
+
+
+def resolve(config: Config, images: int, world: int = 1) -> Plan:
+    """Resolve `config` for a data set of `images` images, or say in one sentence why it cannot be run."""
+    train, method, optim = config.train, config.method, config.optim
+    batch = train.batch_size
+    check(config)
+    devices = world
+    if per_device(config) and train.devices != "auto":
+        devices = train.devices
+        if devices % world:
+            divisors = ", ".join(str(w) for w in range(1, devices + 1) if devices % w == 0)
+            raise UserError(
+                f"--train.devices {devices} cannot be divided among {world} processes; start {divisors}."
+            )
+    if batch % (devices * train.accumulate):
+        what = f"{devices} device(s)" if per_device(config) else f"{world} process(es)"
+        raise UserError(
+            f"--train.batch_size {batch} cannot be divided among {what} × {train.accumulate} micro-batch(es); "
+            f"choose a multiple of {devices * train.accumulate}."
+        )
+    if batch > images:
+        raise UserError(
+            f"The data set has {images} images, fewer than one batch: choose --train.batch_size {images} or less."
+        )
+    steps_per_epoch = images // batch
+    steps = train.steps if train.steps is not None else train.epochs * steps_per_epoch
+    micro_batch = batch // train.accumulate  # over all processes
+    teacher = has_teacher(config)
+    schedule = Schedule(
+        K=steps,
+        lr_base=scaled_lr(optim.lr, batch),
+        warmup=min(round(optim.warmup_epochs * steps_per_epoch), steps),
+        warmup_start=optim.warmup_start,
+        m_base=scaled_weight_momentum(method.weight_momentum, batch, method.reference_batch),
+        m_constant=method.weight_schedule == "constant",
+        alpha_base=method.alpha_base,
+        alpha_fixed=None if method.alpha == "cosine" else method.alpha,
+        milestones=tuple(optim.milestones or ()),
+    )
+
+    def samples(norm: str) -> int | None:
+        return None if norm == "ema" else micro_batch // devices if norm in PER_DEVICE else micro_batch
+
+    student_bn = None if method.freeze_encoder else samples(method.student_norm)
+    teacher_bn = samples(method.teacher_norm) if teacher else None
+    for side, count in (("student", student_bn), ("teacher", teacher_bn)):
+        if count is not None and count < 2:
+            raise UserError(
+                f"The {side}'s batch norm would see {count} sample; it needs at least 2: raise --train.batch_size or "
+                "lower --train.devices or --train.accumulate."
+            )
+    return Plan(
+        images=images,
+        steps_per_epoch=steps_per_epoch,
+        steps=steps,
+        world=world,
+        micro_batch=micro_batch // world,
+        devices=devices,
+        local_devices=devices // world,
+        schedule=schedule,
+        student_bn=student_bn,
+        teacher_bn=teacher_bn,
+    )
+
+
+def describe(config: Config, plan: Plan) -> list[tuple[str, str]]:
+    """The plan as (what, value) lines: the content of `plan.txt`."""
+    s, K = plan.schedule, plan.steps
+    method, train = config.method, config.train
+
+    def over_time(values: tuple[float, float, float]) -> str:
+        return " → ".join(f"{v:.4g}" for v in values) + " (start → middle → end)"
+
+    at = (0, K // 2, K)
+    samples = f"{plan.steps * train.batch_size:,} samples"
+    lines = [
+        ("method", method.name),
+        ("backbone", f"{config.model.backbone}, {config.model.stem} stem, width {config.model.width:g}"),
+        ("data", f"{plan.images:,} images ({config.data.name}) at {config.data.image_size} px"),
+        ("steps", f"{K:,} of {train.batch_size} images ({K / plan.steps_per_epoch:.4g} epochs, {samples})"),
+        *([("devices", _devices(config, plan))] if per_device(config) else []),
+        ("processes", f"{plan.world}, {train.accumulate} micro-batch(es) of {plan.micro_batch} each"),
+        ("lr", f"peak {s.lr_base:.4g}, {over_time((s.lr(at[0]), s.lr(at[1]), s.lr(at[2])))}"),
+        ("warm-up", f"{s.warmup:,} steps"),
+    ]
+    if has_teacher(config):
+        lines.append(("m", over_time((s.m(at[0]), s.m(at[1]), s.m(at[2])))))
+        if method.teacher_norm == "momentum":
+            lines.append(("alpha", over_time((s.alpha(at[0]), s.alpha(at[1]), s.alpha(at[2])))))
+    if plan.student_bn is not None:
+        lines.append(("student BN", f"{method.student_norm}, {plan.student_bn} samples"))
+    if plan.teacher_bn is not None:
+        lines.append(("teacher BN", f"{method.teacher_norm}, {plan.teacher_bn} samples"))
+    elif has_teacher(config):
+        lines.append(("teacher BN", f"{method.teacher_norm}, the student's running statistics"))
+    return lines
+
+
+def _devices(config: Config, plan: Plan) -> str:
+    each = config.train.batch_size // (plan.devices * config.train.accumulate)
+    chosen = ", the number of processes of the first start" if config.train.devices == "auto" else ""
+    return f"{plan.devices} with {each} images of a micro-batch each{chosen}"

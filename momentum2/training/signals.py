@@ -1,0 +1,62 @@
+"""Stopping politely, and on all processes at the same step."""
+
+import os
+import signal
+import time
+from types import FrameType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from momentum2 import distributed
+from momentum2.distributed.together import any_process, raise_together
+from momentum2.runs.checkpoint import Checkpoints
+
+#: A launcher and a scheduler may both pass on the same signal; within so many seconds it counts as one.
+SAME_SIGNAL_SECONDS = 2.0
+
+
+class StopSignal:
+    """While open, the first SIGTERM or SIGINT is remembered and a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self._received: float | None = None  # when
+
+    def __enter__(self) -> Self:
+        self._previous = {s: signal.signal(s, self._handle) for s in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._received is None:
+            self._received = now
+            if distributed.is_main():  # os.write: a print inside a handler may interrupt another print
+                os.write(2, b"momentum2: saving after this step; a second signal stops at once.\n")
+        elif now - self._received > SAME_SIGNAL_SECONDS:
+            os._exit(128 + number)
+
+    def check(self, value: Tensor, step: int, checkpoints: Checkpoints) -> bool:
+        """Whether any process was asked to stop; a `UserError` on all if any has a NaN or infinite `value`.
+
+        One small collective, none with a single process. All processes must call it at the same step.
+        """
+        asked = torch.full_like(value, self._received is not None)
+        flags = torch.stack([asked, (~torch.isfinite(value)).to(value.dtype)])
+        stop, not_finite = any_process(flags).tolist()
+        if not_finite:
+            raise_together(_not_finite(step, checkpoints) if distributed.is_main() else None)
+        return bool(stop)
+
+
+def _not_finite(step: int, checkpoints: Checkpoints) -> str:
+    saved = checkpoints.steps()
+    kept = f"the checkpoint of step {saved[-1]} is finite" if saved else "no checkpoint has been written yet"
+    return (
+        f"The loss or its gradient became NaN or infinite in step {step + 1} ({kept}); lower --optim.lr, "
+        "set --optim.clip_norm or use --train.precision fp32, with another --out."
+    )

@@ -1,0 +1,171 @@
+"""The four detectors: every part is trained, nothing is left to guesses from the first batch."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from momentum2 import backbones
+from momentum2.detection.detector import Detector
+from momentum2.detection.models import Anchors, Pyramid, build_detector
+from momentum2.detection.presets import (
+    TWO_STAGE,
+    DetectionDataName,
+    DetectorName,
+    HeadConfig,
+    preset,
+)
+from momentum2.errors import UserError
+from momentum2.norms import SyncedBatchNorm
+
+MODELS: tuple[DetectorName, ...] = ("mask_rcnn", "cascade_rcnn", "retinanet", "fcos")
+HEAD = HeadConfig(32, "group", box_width=16, proposals=20, sampled=16, score_threshold=0.0, detections=5)
+
+
+def make(name: DetectorName, short_edge: int = 64) -> Detector:
+    torch.manual_seed(0)
+    encoder = backbones.build("resnet18", "small", 0.125)
+    return Detector(build_detector(name, encoder, 3, HEAD, short_edge, 128), two_stage=name in TWO_STAGE)
+
+
+def targets(height: int = 64, width: int = 64) -> list[dict[str, Tensor]]:
+    """Image 0 has two objects, image 1 none."""
+    masks = torch.zeros(2, height, width, dtype=torch.bool)
+    masks[0, 8:30, 10:34] = True
+    masks[1, 30:60, 20:56] = True
+    full = {
+        "boxes": torch.tensor([[10.0, 8.0, 34.0, 30.0], [20.0, 30.0, 56.0, 60.0]]),
+        "labels": torch.tensor([0, 2]),
+        "masks": masks,
+    }
+    return [full, {name: value[:0] for name, value in full.items()}]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_losses_train_every_parameter(name: DetectorName) -> None:
+    detector = make(name).train()
+    torch.manual_seed(1)
+    output = detector([torch.rand(3, 64, 64), torch.rand(3, 60, 50)], targets())  # type: ignore[arg-type]
+    assert output.loss.isfinite()
+    assert output.z is None
+    torch.testing.assert_close(output.loss.detach(), torch.stack(list(output.metrics.values())).sum())
+    output.loss.backward()
+    assert [n for n, p in detector.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize("name", ["mask_rcnn", "fcos"])
+def test_boxes_keep_their_precision_under_autocast(name: DetectorName) -> None:
+    """A box at 1000 pixels would be rounded to a multiple of 4 in bf16; only the backbone computes in it."""
+    detector = make(name).eval()
+    image = torch.rand(3, 64, 64)
+    plain = detector.detect(image)
+    seen = []
+    pyramid = detector.model.get_submodule("backbone")
+    hook = pyramid.get_submodule("body").register_forward_hook(
+        lambda *a: seen.append(next(iter(a[2].values())).dtype)
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        found = detector.detect(image)
+    hook.remove()
+    assert seen == [torch.bfloat16]
+    assert found["boxes"].dtype == found["scores"].dtype == torch.float32
+    assert not torch.equal(found["boxes"], found["boxes"].bfloat16().float())
+    assert found["scores"].tolist() == pytest.approx(plain["scores"].tolist(), rel=0.1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_batch_without_any_object(name: DetectorName) -> None:
+    detector = make(name).train()
+    output = detector([torch.rand(3, 64, 64)], targets()[1:])  # type: ignore[arg-type]
+    assert output.loss.isfinite()
+    output.loss.backward()
+    assert [n for n, p in detector.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_detections_are_in_the_pixels_of_the_image(name: DetectorName) -> None:
+    found = make(name).eval().detect(torch.rand(3, 90, 150))
+    n = len(found["scores"])
+    assert 0 < n <= HEAD.detections
+    assert found["boxes"].shape == (n, 4)
+    assert 0 <= int(found["labels"].min()) <= int(found["labels"].max()) < 3
+    assert found["boxes"].min() >= 0
+    assert found["boxes"][:, 2].max() <= 150
+    assert found["boxes"][:, 3].max() <= 90
+    assert found["scores"].tolist() == sorted(found["scores"].tolist(), reverse=True)
+    if name in TWO_STAGE:
+        assert found["masks"].shape == (n, 90, 150)
+        assert found["masks"].dtype == torch.bool
+    else:
+        assert "masks" not in found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_all_batch_norms_are_synced_and_learn(name: DetectorName) -> None:
+    detector = make(name)
+    norms = [m for m in detector.modules() if isinstance(m, _BatchNorm)]
+    assert norms
+    assert {type(m) for m in norms} == {SyncedBatchNorm}
+    assert all(p.requires_grad for p in detector.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "norms"),
+    [("fcos", "coco", 8), ("retinanet", "coco", 0), ("fcos", "shapes", 8), ("retinanet", "shapes", 8)],
+)
+def test_which_heads_have_group_norm(name: DetectorName, data: DetectionDataName, norms: int) -> None:
+    head = preset(name, data).head
+    model = build_detector(name, backbones.build("resnet18", "small", 0.125), 3, head, 64, 128)
+    assert sum(isinstance(m, nn.GroupNorm) for m in model.modules()) == norms
+
+
+def test_the_branches_are_the_papers() -> None:
+    heads = make("mask_rcnn").model.get_submodule("roi_heads")
+    assert sum(isinstance(m, nn.Conv2d) for m in heads.get_submodule("mask_head").modules()) == 4
+    assert sum(isinstance(m, nn.Linear) for m in heads.get_submodule("box_head").modules()) == 2
+
+
+@pytest.mark.parametrize(
+    ("stem", "strides"), [("imagenet", [4, 8, 16, 32, 64]), ("small", [2, 4, 8, 16, 32])]
+)
+def test_the_pyramid_knows_its_strides(stem: str, strides: list[int]) -> None:
+    encoder = backbones.build("resnet18", stem, 0.125)  # type: ignore[arg-type]
+    before = {k: v.clone() for k, v in encoder.state_dict().items()}
+    pyramid = Pyramid(encoder, ("layer1", "layer2", "layer3", "layer4"), 32, dense=False)
+    assert pyramid.strides == strides
+    levels = list(pyramid(torch.zeros(1, 3, 128, 128)).values())
+    assert [128 // level.shape[2] for level in levels] == strides
+    assert all(torch.equal(value, before[name]) for name, value in pyramid.body.state_dict().items())
+
+
+def test_anchors_lie_at_true_strides() -> None:
+    class Images:
+        image_sizes = ((40, 40), (40, 40))
+
+    anchors = Anchors([8, 16], [2, 4], (1.0,))
+    # 40 pixels: five cells of 8, and three of 16 (the last half outside).
+    first, second = anchors(Images(), [torch.zeros(2, 1, 5, 5), torch.zeros(2, 1, 3, 3)])
+    assert torch.equal(first, second)
+    assert first.shape == ((25 + 9) * 2, 4)
+    assert first[0].tolist() == [-8, -8, 8, 8]
+    assert first[1].tolist() == [-16, -16, 16, 16]
+    assert first[2].tolist() == [0, -8, 16, 8]  # one cell to the right
+    assert first[-2].tolist() == [32 - 16, 32 - 16, 32 + 16, 32 + 16]
+    points = Anchors([8], [1], (1.0,), offset=0.5)(Images(), [torch.zeros(2, 1, 2, 2)])[0]
+    assert ((points[:, :2] + points[:, 2:]) / 2).tolist() == [[4, 4], [12, 4], [4, 12], [12, 12]]
+
+
+def test_pooling_does_not_depend_on_what_was_seen_first() -> None:
+    """Left to torchvision, an odd first batch would decide the scales of the pyramid for good."""
+    one, other = make("mask_rcnn").eval(), make("mask_rcnn").eval()
+    odd, usual = torch.rand(3, 17, 100), torch.rand(3, 64, 64)
+    one.detect(odd)
+    torch.testing.assert_close(one.detect(usual)["boxes"], other.detect(usual)["boxes"], rtol=0, atol=0)
+
+
+def test_backbones_and_channels_that_do_not_fit() -> None:
+    with pytest.raises(UserError, match="ResNets"):
+        build_detector("fcos", backbones.build("mobilenet_v2"), 3, HEAD, 64, 128)
+    odd = HeadConfig(fpn_channels=48, tower_norm="group")
+    with pytest.raises(UserError, match="multiple of 32"):
+        build_detector("retinanet", backbones.build("resnet18", "small", 0.125), 3, odd, 64, 128)

@@ -1,0 +1,196 @@
+"""`momentum2 detect` as a whole: files, mistakes, resuming, several processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from momentum2 import backbones
+from momentum2.cli import main
+from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, OptimConfig, TrainConfig
+from momentum2.detection.finetune import with_encoder
+from momentum2.detection.presets import DetectConfig
+from momentum2.training.pretrain import pretrain
+
+Arguments = Callable[..., list[str]]
+PROGRAM = "import sys; from momentum2.cli import main; sys.exit(main(['detect', *sys.argv[1:]]))"
+
+
+def detect(arguments: list[str]) -> int:
+    return main(["detect", *arguments])
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.slow
+def test_a_run_leaves_its_files_and_can_be_used(tmp_path: Path, arguments: Arguments) -> None:
+    out = tmp_path / "run"
+    assert detect(arguments(out, model="mask_rcnn", evaluate_every="1")) == 0
+    results = json.loads((out / "results.json").read_text())
+    assert results["images"] == 5
+    assert (
+        set(results["bbox"])
+        == {"AP", "AP50", "AP75", "APs", "APm", "APl", "per_class"}
+        == set(results["segm"])
+    )
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["step"] == 0
+    assert "segm_AP50" in lines[0]
+    assert {"loss", "mask", "rpn_box_reg"} <= lines[1].keys()
+    with Image.open(out / "predictions.png") as picture:
+        assert picture.size[0] > 4 * 300
+
+    assert detect([str(out), "--eval-only", "--out", str(tmp_path / "again")]) == 0
+    assert json.loads((tmp_path / "again" / "results.json").read_text()) == results
+
+    # Elsewhere by default; a file knows its sizes without a config beside it.
+    assert detect([str(out / "detector.safetensors"), "--eval-only", "--data.test_size", "5"]) == 0
+    assert json.loads((out / "evaluation" / "results.json").read_text()) == results
+    assert json.loads((out / "results.json").read_text()) == results
+
+    folder = tmp_path / "photos" / "holiday"
+    folder.mkdir(parents=True)
+    Image.fromarray(np.zeros((30, 50, 3), np.uint8)).save(folder / "beach.png")
+    (folder / "broken.jpg").write_bytes(b"no")
+    assert detect([str(out), "--images", str(tmp_path / "photos"), "--out", str(tmp_path / "found")]) == 0
+    (found,) = json.loads((tmp_path / "found" / "detections.json").read_text())
+    assert (found["file"], found["height"], found["width"]) == ("holiday/beach.png", 30, 50)
+    assert all({"class", "score", "bbox", "segmentation"} <= d.keys() for d in found["detections"])
+    assert (tmp_path / "found" / "pictures" / "holiday" / "beach.png.png").exists()
+
+
+def test_initial_weights(tmp_path: Path, arguments: Arguments) -> None:
+    """Random ones depend on the seed; those of a file reach the body, whose architecture the file tells."""
+    torch.manual_seed(5)
+    encoder = backbones.build("resnet18", "imagenet", 0.25)
+    file = tmp_path / "supervised.safetensors"
+    save_file({**encoder.state_dict(), "fc.weight": torch.zeros(10, 128), "fc.bias": torch.zeros(10)}, file)
+    steps = {"train__steps": "1", "optim__lr": "0.0", "data__test_size": "1"}
+    assert detect(arguments(tmp_path / "file", init=str(file), **steps)) == 0
+    found = load_file(tmp_path / "file" / "detector.safetensors")
+    for name, value in encoder.state_dict().items():
+        if name.endswith(("weight", "bias")):  # statistics move even without a learning rate
+            assert torch.equal(found[f"backbone.body.{name}"], value), name
+    for out, seed in (("one", 0), ("same", 0), ("other", 1)):
+        assert detect(arguments(tmp_path / out, train__seed=str(seed), **steps)) == 0
+    one, same, other = (
+        load_file(tmp_path / out / "detector.safetensors") for out in ("one", "same", "other")
+    )
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["backbone.body.conv1.weight"], other["backbone.body.conv1.weight"])
+
+
+def test_the_student_or_the_teacher_of_a_run(tmp_path: Path) -> None:
+    model = ModelConfig("resnet18", "small", 0.125, projector_hidden=8, projector_out=4)
+    data = DataConfig("shapes", image_size=32, train_size=16, cache="off")
+    train = TrainConfig(steps=2, batch_size=8, threads=1, precision="fp32")
+    method = MethodConfig("byol", export="student", weight_momentum=0.1)
+    assert pretrain(
+        Config(method=method, model=model, data=data, train=train, optim=OptimConfig(lr=1.0)), tmp_path
+    )
+    weights = {}
+    for network in ("teacher", "student", None):
+        _, encoder = with_encoder(DetectConfig(network=network), str(tmp_path))
+        weights[network] = encoder.state_dict()["conv1.weight"]
+    saved = load_file(tmp_path / "checkpoints" / "step-00000002" / "shared.safetensors")
+    assert torch.equal(weights["teacher"], saved["method/teacher.network.encoder.conv1.weight"])
+    assert torch.equal(weights["student"], saved["method/student.encoder.conv1.weight"])
+    assert torch.equal(weights[None], weights["student"])
+    assert not torch.equal(weights["teacher"], weights["student"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "Name the run whose encoder"),
+        (["--init=random", "--network=student", "--out=x"], "leave it out with --init random"),
+        (["--init", "random"], "--out DIR"),
+        (
+            ["--model", "yolo", "--out", "x"],
+            "--model takes mask_rcnn, cascade_rcnn, retinanet, fcos, not 'yolo'",
+        ),
+        (["--modle", "fcos"], "Did you mean --model"),
+        (["nowhere", "--out", "x"], "no run directory or file of weights called nowhere"),
+        (["nowhere", "--eval-only"], "nowhere has no fine-tuned detector"),
+        (["--eval-only"], "Name the run of the fine-tuned detector"),
+        (["--init=random", "--out=x", "--data.name=coco"], "needs --data.root"),
+        (["--init=random", "--out=x", "--train.batch_size=0"], "--train.batch_size"),
+        (
+            ["--init=random", "--out=x", "--data.short_edges=[]"],
+            "--data.short_edges must have at least 1 value",
+        ),
+        (["--init=random", "--out=x", "--monitor.log_every=0"], "--monitor.log_every must be at least 1"),
+        (["--init=random", "--out=x", "--train.checkpoint_every=0"], "--train.checkpoint_every must be"),
+        (["--init=random", "--out=x", "--data.workers=-1"], "--data.workers must be at least 0"),
+        (["--init=random", "--out=x", "--optim.lr=-1"], "--optim.lr must be at least 0"),
+        (
+            ["--init=random", "--out=x", "--train.devices=2"],
+            "--train.devices is for pretraining",
+        ),
+        (["--init=random", "--out=x", "--encoder.backbone=vgg11_bn", "--encoder.stem=imagenet"], "ResNet"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    given: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if given == []:
+        given = ["--out", "x"]
+    assert detect(given) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "x" / "checkpoints").exists()
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_the_middle_ends_with_the_same_bits(tmp_path: Path, arguments: Arguments) -> None:
+    changes = {"model": "cascade_rcnn", "train__steps": "5"}
+    assert detect(arguments(tmp_path / "whole", **changes)) == 0
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments(tmp_path / "cut", **changes)])
+    first = tmp_path / "cut" / "checkpoints" / "step-00000002"
+    while process.poll() is None and not first.exists():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (tmp_path / "cut" / "detector.safetensors").exists()
+    assert detect(arguments(tmp_path / "cut", **changes)) == 0
+    for name in ("detector.safetensors", "detections.json", "results.json"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_evaluate_each_image_once(tmp_path: Path, arguments: Arguments) -> None:
+    out = tmp_path / "run"
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    changes = {"model": "mask_rcnn", "train__steps": "2", "head__score_threshold": "0.0"}
+    subprocess.run(
+        [*command, str(program), *arguments(out, **changes)], env=environment, check=True, timeout=300
+    )
+    detections = json.loads((out / "detections.json").read_text())
+    assert {d["image_id"] for d in detections} == set(range(5))
+    assert len({json.dumps(d) for d in detections}) == len(detections)
+    # One process finds the same with that detector.
+    assert detect([str(out), "--eval-only", "--out", str(tmp_path / "alone")]) == 0
+    for name in ("detections.json", "results.json"):
+        assert (tmp_path / "alone" / name).read_bytes() == (out / name).read_bytes(), name

@@ -1,0 +1,98 @@
+"""Resolved numbers of the recipes against the paper's, and refusals in one sentence."""
+
+from dataclasses import replace
+
+import pytest
+
+from momentum2.config import Config, MethodConfig, TrainConfig
+from momentum2.errors import UserError
+from momentum2.recipes import RECIPES, find
+from momentum2.training.plan import describe, per_device, resolve
+
+IMAGENET, STL10 = 1_281_167, 105_000
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_resolves(name: str):
+    config = find(name).config
+    plan = resolve(config, IMAGENET)
+    assert plan.steps > 0
+    assert dict(describe(config, plan))["steps"]
+
+
+def test_stl10_is_the_papers():
+    plan = resolve(find("stl10").config, STL10)
+    assert plan.schedule.lr_base == pytest.approx(0.1 * 2048 / 256)
+    assert plan.schedule.m(0) == pytest.approx(0.032)
+    assert plan.schedule.alpha(0) == 1.0
+    assert (plan.student_bn, plan.teacher_bn) == (32, 32)
+    assert plan.steps == 400 * (STL10 // 2048)
+    assert plan.schedule.warmup == 10 * (STL10 // 2048)
+
+
+def test_single_machine_scales_lr_and_m_together():
+    config = find("imagenet-1node").config
+    small = resolve(config, IMAGENET, world=8)
+    large = resolve(replace(config, train=replace(config.train, batch_size=1024)), IMAGENET, world=8)
+    assert (small.student_bn, large.student_bn) == (32, 128)
+    assert small.schedule.lr_base == pytest.approx(0.05)
+    assert large.schedule.lr_base == pytest.approx(0.2)
+    assert small.schedule.m(0) == pytest.approx(0.01)
+    assert large.schedule.m(0) == pytest.approx(0.04)
+
+
+def test_cluster_recipes():
+    m2 = resolve(find("imagenet-128gpu").config, IMAGENET, world=128)
+    assert (m2.micro_batch, m2.devices, m2.local_devices) == (32, 128, 1)
+    assert (m2.student_bn, m2.teacher_bn) == (32, 32)
+    assert m2.schedule.lr_base == pytest.approx(0.3 * 16)
+    byol = resolve(find("byol").config, IMAGENET, world=128)
+    assert (byol.student_bn, byol.teacher_bn) == (4096, 4096)
+    moco = resolve(find("moco-v2").config, IMAGENET, world=32)
+    assert {moco.schedule.alpha(k) for k in (0, moco.steps)} == {0.064}
+    assert {moco.schedule.m(k) for k in (0, moco.steps)} == {0.001}
+    assert moco.student_bn == 32
+
+
+@pytest.mark.parametrize(("world", "accumulate"), [(1, 1), (4, 1), (1, 4), (2, 4)])
+@pytest.mark.parametrize(
+    ("student", "teacher", "samples"),
+    [("local", "momentum", 32), ("synced", "synced", 256), ("local", "ema", 32)],
+)
+def test_devices_decide_and_processes_do_not(student, teacher, samples, world: int, accumulate: int):
+    train = TrainConfig(batch_size=256, devices=8, accumulate=accumulate)
+    plan = resolve(Config(method=MethodConfig("byol", student, teacher), train=train), 10_000, world)
+    assert plan.student_bn == samples // accumulate
+    assert plan.teacher_bn == (None if teacher == "ema" else samples // accumulate)
+    assert plan.micro_batch == 256 // (world * accumulate)
+    assert plan.local_devices * world == (
+        8 if per_device(Config(method=MethodConfig("byol", student, teacher))) else world
+    )
+
+
+def test_auto_is_the_number_of_processes():
+    plan = resolve(Config(train=TrainConfig(batch_size=64)), 10_000, world=4)
+    assert (plan.devices, plan.local_devices, plan.student_bn) == (4, 1, 16)
+
+
+@pytest.mark.parametrize(
+    ("method", "train", "says"),
+    [
+        (MethodConfig(), TrainConfig(batch_size=100_000), "fewer than one batch"),
+        (MethodConfig(), TrainConfig(batch_size=255, accumulate=2), "cannot be divided"),
+        (MethodConfig(), TrainConfig(batch_size=256, devices=5), "choose a multiple of 5"),
+        (MethodConfig(), TrainConfig(batch_size=256, devices=128, accumulate=2), "would see 1 sample"),
+        (MethodConfig(), TrainConfig(epochs=0), "train.epochs must be at least 1"),
+        (MethodConfig("moco", queue_size=8), TrainConfig(), "queue_size must be at least the batch size"),
+    ],
+)
+def test_refusals(method: MethodConfig, train: TrainConfig, says: str):
+    with pytest.raises(UserError, match=says):
+        resolve(Config(method=method, train=train), 10_000)
+
+
+def test_devices_that_processes_cannot_share_are_refused_where_they_matter():
+    with pytest.raises(UserError, match="4 cannot be divided among 3 processes; start 1, 2, 4"):
+        resolve(Config(train=TrainConfig(batch_size=96, devices=4)), 10_000, world=3)
+    synced = MethodConfig("byol", "synced", "synced")
+    assert resolve(Config(method=synced, train=TrainConfig(batch_size=96, devices=4)), 10_000, world=3)

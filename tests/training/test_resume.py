@@ -1,0 +1,257 @@
+"""Runs that are really killed, stopped and starved, and go on as if nothing had happened."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from momentum2.config import (
+    Config,
+    DataConfig,
+    MethodConfig,
+    ModelConfig,
+    MonitorConfig,
+    OptimConfig,
+    TrainConfig,
+)
+from momentum2.data import cache
+from momentum2.errors import UserError
+from momentum2.methods import BYOL, METHODS
+from momentum2.training.pretrain import pretrain
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ENVIRONMENT = dict(os.environ, PYTHONPATH=f"{BENCHMARKS.parent}{os.pathsep}{BENCHMARKS}", OMP_NUM_THREADS="1")
+
+
+def run(*command: str | Path, timeout: float = 900) -> str:
+    """Run a Python program that must succeed; what it said."""
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [["10"], ["3", "--method", "moco", "--accumulate", "2", "--steps", "12", "--no-control"]],
+    ids=["10 kills in 40 steps", "queue and accumulation"],
+)
+def test_a_killed_run_ends_as_if_left_alone(options: list[str]):
+    said = run(BENCHMARKS / "soak.py", *options)
+    assert "equal to the last bit" in said
+    assert int(re.search(r"^kills +(\d+)", said, re.MULTILINE)[1]) == int(options[0])
+
+
+STOPPED = """
+import argparse, os, random, signal, subprocess, sys, time
+from pathlib import Path
+import soak
+
+here = Path(sys.argv[1])
+options = argparse.Namespace(method="byol", workers=0, steps=10, accumulate=1)
+
+def start(out):
+    process = os.fork()
+    if process == 0:
+        log = os.open(out.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os._exit(soak.momentum2_command(soak.command(options, out, 0)))
+    return process
+
+def lines(out):
+    path = out / "metrics.jsonl"
+    return path.read_text().count("\\n") if path.exists() else 0
+
+def until(condition):
+    end = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+def code(process):
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+def saved(out):
+    return sorted(int(p.name.removeprefix("step-")) for p in (out / "checkpoints").glob("step-*"))
+"""
+
+BY_A_SIGNAL = (
+    STOPPED
+    + """
+alone, out = here / "alone", here / "stopped"
+assert code(start(alone)) == 0
+process = start(out)
+until(lambda: lines(out) >= 3)
+n = lines(out)
+os.kill(process, signal.SIGTERM)
+assert code(process) == os.EX_TEMPFAIL
+said = out.with_suffix(".log").read_text()
+assert "saving after this step" in said and "Run the same command again" in said, said
+assert "Traceback" not in said, said
+assert saved(out)[-1] == lines(out) and n < lines(out) <= n + 2 < 10, (n, saved(out), lines(out))
+assert not (out / "encoder.safetensors").exists()
+assert code(start(out)) == 0
+assert soak.numbers(out) == soak.numbers(alone)
+"""
+)
+
+
+@pytest.mark.slow
+def test_a_signal_saves_within_a_step_and_the_run_goes_on_equal(tmp_path: Path):
+    run("-c", BY_A_SIGNAL, tmp_path)
+
+
+BY_A_FULL_DISK = (
+    STOPPED
+    + """
+out = here / "run"
+process = start(out)
+until(lambda: saved(out))
+with open(here / "rubbish", "wb") as file:
+    try:
+        while True:
+            file.write(bytes(1 << 16))
+            file.flush()
+    except OSError as full:
+        print(full.strerror)
+assert code(process) == 2
+said = out.with_suffix(".log").read_text()
+assert said.splitlines()[-1].startswith("momentum2: ") and "Traceback" not in said, said
+assert not list((out / "checkpoints").glob(".tmp-*"))
+os.unlink(here / "rubbish")
+assert code(start(out)) == 0
+assert saved(out)[-1] == 10
+"""
+)
+
+
+@pytest.mark.slow
+def test_a_full_disk_stops_a_run_in_one_sentence_and_it_goes_on_later(tmp_path: Path):
+    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(tmp_path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a file system needs privileges")
+    try:
+        assert run("-c", BY_A_FULL_DISK, tmp_path) == "No space left on device\n"
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+class WithoutPredictor(BYOL):
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        self.predictor = nn.Identity()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("method", [WithoutPredictor, BYOL])
+def test_a_collapse_is_noticed_while_it_happens(tmp_path: Path, monkeypatch, method: type[BYOL]):
+    """Without a predictor, and with a teacher that is the student, a constant output is the optimum."""
+    monkeypatch.setitem(METHODS, "byol", method)
+    config = Config(
+        method=MethodConfig(teacher_norm="local", weight_momentum=1.0, reference_batch=16),
+        model=ModelConfig("resnet18", "small", 0.125, projector_hidden=32, projector_out=16),
+        data=DataConfig("shapes", train_size=64, image_size=16, cache_dir=str(tmp_path)),
+        eval_data=DataConfig("none"),
+        train=TrainConfig(steps=14, batch_size=16, threads=1, precision="fp32"),
+        optim=OptimConfig(lr=3.0),
+        monitor=MonitorConfig(log_every=1, collapse_steps=3),
+    )
+    assert pretrain(config, tmp_path / "run")
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    said = [record["alarm"] for record in records if "collapsed" in record.get("alarm", "")]
+    assert len(said) == (1 if method is WithoutPredictor else 0)
+
+
+THREADS = """
+import os, sys
+from pathlib import Path
+import torch
+import momentum2.training.loop as train
+from momentum2.cli import main
+
+out, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+train.cpu_threads = lambda: 2 - rank  # what each process would choose by its own look
+size = ["--train.steps=1", "--train.batch_size=8", "--model.width=0.125", "--model.projector_hidden=32"]
+data = ["--data.train_size=64", "--monitor.knn_every=0", "--monitor.report=false", "--train.device=cpu"]
+code = main(["pretrain", "quickstart", "--out", str(out / "run"), *size, *data])
+(out / f"threads-{rank}").write_text(str(torch.get_num_threads()))
+sys.exit(code)
+"""
+
+
+def test_all_processes_take_the_threads_that_process_0_chose(tmp_path: Path):
+    """A checkpoint holds one number, so a resumed run could not go on as it was if they differed."""
+    program = tmp_path / "program.py"
+    program.write_text(THREADS)
+    run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program, tmp_path)
+    assert [(tmp_path / f"threads-{rank}").read_text() for rank in (0, 1)] == ["2", "2"]
+
+
+@pytest.mark.parametrize("cached_at_first", [True, False])
+def test_a_resumed_run_keeps_what_auto_came_to(tmp_path: Path, monkeypatch, cached_at_first: bool):
+    """The machine that goes on has another memory: cached images must not become streamed ones, or these cached."""
+    root = tmp_path / "images"
+    root.mkdir()
+    for i, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (16, 48, 48, 3), np.uint8)):
+        Image.fromarray(pixels).save(root / f"{i}.png")
+    config = Config(
+        model=ModelConfig("resnet18", "small", 0.125, projector_hidden=32, projector_out=16),
+        data=DataConfig("folder", str(root), image_size=32, cache="auto", cache_dir=str(tmp_path / "cache")),
+        train=TrainConfig(
+            steps=4, batch_size=8, threads=1, precision="fp32", checkpoint_every=2, device="cpu"
+        ),
+    )
+    memory = {True: 1 << 40, False: 1}
+    monkeypatch.setattr(cache, "_memory", lambda: memory[cached_at_first])
+    assert pretrain(config, tmp_path / "run")
+    encoder = tmp_path / "run" / "encoder.safetensors"
+    whole = encoder.read_bytes()
+    encoder.unlink()
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000004")
+    monkeypatch.setattr(cache, "_memory", lambda: memory[not cached_at_first])
+    assert pretrain(config, tmp_path / "run")
+    assert encoder.read_bytes() == whole
+
+
+def test_other_images_are_refused(tmp_path: Path):
+    config = Config(
+        model=ModelConfig("resnet18", "small", 0.125, projector_hidden=32, projector_out=16),
+        data=DataConfig("folder", str(tmp_path / "images"), image_size=16, cache="off"),
+        train=TrainConfig(steps=1, batch_size=8, threads=1, precision="fp32", device="cpu"),
+    )
+    root = tmp_path / "images"
+    root.mkdir()
+    for i in range(9):
+        Image.new("RGB", (16, 16), (i, 0, 0)).save(root / f"{i}.png")
+    assert pretrain(config, tmp_path / "run")
+    plan = (tmp_path / "run" / "plan.txt").read_text()
+    (root / "0.png").unlink()
+    with pytest.raises(UserError, match="was started with 9 images, and now there are 8"):
+        pretrain(config, tmp_path / "run")
+    assert (tmp_path / "run" / "plan.txt").read_text() == plan

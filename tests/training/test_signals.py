@@ -1,0 +1,62 @@
+"""A polite stop, and at once when asked twice."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from momentum2.errors import UserError
+from momentum2.runs.checkpoint import Checkpoints
+from momentum2.training.signals import StopSignal
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Checkpoints:
+    return Checkpoints(tmp_path, 2, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_is_remembered(number: int, checkpoints: Checkpoints, capfd):
+    before = signal.getsignal(number)
+    with StopSignal() as stop:
+        assert not stop.check(torch.tensor(1.0), 0, checkpoints)
+        os.kill(os.getpid(), number)
+        assert stop.check(torch.tensor(1.0), 1, checkpoints)
+        assert stop.check(torch.tensor(1.0), 2, checkpoints)
+    assert signal.getsignal(number) is before
+    assert capfd.readouterr().err == "momentum2: saving after this step; a second signal stops at once.\n"
+
+
+TWICE = """
+import os, signal, time
+from momentum2.training import signals
+with signals.StopSignal():
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)  # the launcher passes on what the scheduler sent too
+    print("still here", flush=True)
+    time.sleep(signals.SAME_SIGNAL_SECONDS + 0.1)
+    os.kill(os.getpid(), signal.SIGINT)
+    print("not reached", flush=True)
+"""
+
+
+def test_a_second_signal_stops_at_once():
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 128 + signal.SIGINT
+    assert done.stdout == "still here\n"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_stops_and_names_the_last_checkpoint(value: float, checkpoints: Checkpoints):
+    with StopSignal() as stop:
+        with pytest.raises(UserError, match=r"in step 8 .no checkpoint has been written yet"):
+            stop.check(torch.tensor(value), 7, checkpoints)
+        checkpoints.save(5, {"w": torch.ones(1)}, {}, {})
+        with pytest.raises(UserError, match=r"in step 8 .the checkpoint of step 5 is finite"):
+            stop.check(torch.tensor(value), 7, checkpoints)
