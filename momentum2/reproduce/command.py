@@ -113,7 +113,13 @@ def reproduce(arguments: list[str]) -> int:
 def _keys(table: Table, wanted: str | None) -> tuple[str, ...]:
     known = tuple(row.key for row in table.rows)
     keys = known if wanted is None else tuple(dict.fromkeys(key.strip() for key in wanted.split(",")))
+    cited = {row.key for row in table.cited}
     for key in keys:
+        if key in cited:
+            raise UserError(
+                f"{key!r} is cited from the paper and cannot be run; the rows of {table.name} that can are "
+                f"{', '.join(known)}."
+            )
         if key not in known:
             raise UserError(f"{table.name} has no row {key!r}; its rows are {', '.join(known)}.")
     return keys
