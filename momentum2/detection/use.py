@@ -13,7 +13,7 @@ from momentum2.detection.schedule import check
 from momentum2.detection.scores import Evaluation
 from momentum2.distributed.together import joined
 from momentum2.errors import UserError
-from momentum2.runs.names import CONFIG
+from momentum2.runs.names import CONFIG, DETECTIONS
 from momentum2.settings import from_file, override
 from momentum2.training.device import choose_device
 
@@ -42,7 +42,7 @@ def detect_in(run: Path, images: Path, given: Mapping[str, object], out: Path | 
     device = choose_device(_config(run, card, given).train.device)
     out = out or _beside(run) / "images"
     count = detect_in_folder(detector.to(device), card, images, out, device)
-    return f"{count} images: {out / 'detections.json'} and {out / 'pictures'}"
+    return f"{count} images: {out / DETECTIONS} and {out / 'pictures'}"
 
 
 def _config(run: Path, card: DetectorCard, given: Mapping[str, object]) -> DetectConfig:

@@ -96,7 +96,13 @@ def _keys(table: Table, wanted: str | None) -> tuple[str, ...]:
             dict.fromkeys(key.strip().replace("split", "local") for key in wanted.split(","))
         )
     )
+    cited = {row.key for row in table.cited}
     for key in keys:
+        if key in cited:
+            raise UserError(
+                f"{key!r} is cited from the paper and cannot be run; the rows of {table.name} that can are "
+                f"{', '.join(known)}."
+            )
         if key not in known:
             raise UserError(f"{table.name} has no row {key!r}; its rows are {', '.join(known)}.")
     return keys

@@ -44,8 +44,7 @@ def read_outcome(row: Row, out: Path, seed: int) -> Outcome | None:
         for entry in read_results(run / RESULTS).values()
         if entry["evaluation"] == row.evaluation.result and entry["settings"]["seed"] == seed
     }
-    networks = [RANDOM] if row.evaluation.scratch else ["teacher", "student"]  # the student where it is alone
-    entry = next((found[name] for name in networks if name in found), None)
+    entry = found.get(row.evaluation.network or RANDOM)
     if entry is None:
         return None
     accuracy = {"top-1": float(entry["accuracy"]["top1"]), "top-5": float(entry["accuracy"]["top5"])}
@@ -103,6 +102,7 @@ def collect(
                 "row": row.key,
                 "label": row.label,
                 "paper": dict(row.paper),
+                "note": row.note,
                 "mean": {name: mean(values) for name, values in columns.items() if values},
                 "std": {name: stdev(values) for name, values in columns.items() if len(values) > 1},
                 "seeds": [
@@ -128,6 +128,10 @@ def collect(
         "question": table.question,
         "columns": list(table.columns),
         "rows": rows,
+        "cited": [
+            {"row": row.key, "label": row.label, "paper": dict(row.paper), "note": row.note}
+            for row in table.cited
+        ],
         "floors": _floors(out, table),
         "environment": {
             "momentum2": __version__,
@@ -159,9 +163,11 @@ def _floors(out: Path, table: Table) -> dict[str, float]:
 
 def markdown(found: dict[str, Any]) -> str:
     """The table for people: our mean ± standard deviation over seeds, the paper's number beside it."""
-    published = [c for c in found["columns"] if any(c in row["paper"] for row in found["rows"])]
+    everything = [*found["rows"], *found["cited"]]
+    published = [c for c in found["columns"] if any(c in row["paper"] for row in everything)]
     measured = [c for c in found["columns"] if any(c in row["mean"] for row in found["rows"])]
-    values = {c: [row["paper"][c] for row in found["rows"] if c in row["paper"]] for c in published}
+    values = {c: [row["paper"][c] for row in everything if c in row["paper"]] for c in published}
+    notes = list(dict.fromkeys(row["note"] for row in everything if row["note"]))
     precision = {
         c: max(len(str(v).partition(".")[2]) for v in values[c]) for c in published
     }  # as printed there
@@ -172,17 +178,25 @@ def markdown(found: dict[str, Any]) -> str:
         *(f"paper {_NAMES.get(c, c)}" for c in published),
     ]
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
-    for row in found["rows"]:
-        cells = [_cell(_DIGITS.get(c, 2), row["mean"].get(c), row["std"].get(c)) for c in measured]
+    for row in everything:
+        label = row["label"] + (_mark(notes.index(row["note"])) if row["note"] else "")
         theirs = [_cell(precision[c], row["paper"].get(c), None) for c in published]
-        lines.append([row["label"], *cells, str(len(row["seeds"])), *theirs])
+        if "mean" in row:
+            cells = [_cell(_DIGITS.get(c, 2), row["mean"].get(c), row["std"].get(c)) for c in measured]
+            lines.append([label, *cells, str(len(row["seeds"])), *theirs])
+        else:
+            lines.append([label, *[""] * len(measured), "cited", *theirs])
     for name, top1 in found["floors"].items():
         cells = [_cell(2, top1, None) if c == "top-1" else "" for c in measured]
         lines.append([f"*{name}*", *cells, *[""] * (len(head) - 1 - len(cells))])
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return (
-        f"## {found['title']}\n\n{found['question']} Scale: {found['scale']}, {_length(found)}.\n\n{text}\n"
-    )
+    below = "".join(f"\n{_mark(i)} {note}\n" for i, note in enumerate(notes))
+    return f"## {found['title']}\n\n{found['question']} Scale: {found['scale']}, {_length(found)}.\n\n{text}\n{below}"
+
+
+def _mark(place: int) -> str:
+    """The mark of the footnote at `place`: ¹, ², ³."""
+    return str(place + 1).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def _length(found: dict[str, Any]) -> str:

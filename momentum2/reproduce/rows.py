@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
 
+from momentum2.config import Network
+from momentum2.evaluate.protocols import ProtocolName
 from momentum2.recipes import find
 
 Scale = Literal["smoke", "cifar", "paper"]
@@ -73,13 +75,20 @@ class Evaluation:
         verb: The command: `evaluate linear`, `evaluate semi` or `detect`.
         options: What follows RUN.
         result: Its name in results.json.
-        scratch: The network starts from random initialisation instead.
+        network: Whose encoder it is; None where the network starts from random initialization instead.
+        protocol: That of a linear evaluation.
     """
 
     verb: str
     options: tuple[str, ...]
     result: str
-    scratch: bool = False
+    network: Network | None
+    protocol: ProtocolName | Literal["cached"] | None = None
+
+    @property
+    def scratch(self) -> bool:
+        """Whether the network starts from random initialization."""
+        return self.network is None
 
     @property
     def detects(self) -> bool:
@@ -87,7 +96,10 @@ class Evaluation:
 
     def command(self, run: Path, out: Path, seed: int, floors: bool, root: str | None) -> list[str]:
         """The words after `momentum2`; `out` is the run directory of a detector, `root` the place of its images."""
-        words = [*self.verb.split(), str(run), *self.options]
+        words = [*self.verb.split(), str(run)]
+        words += ["--protocol", self.protocol] if self.protocol else []
+        words += ["--network", self.network] if self.network else []
+        words += self.options
         if self.detects:
             words += ["--data.root", root] if root else []
             words += ["--init", "random"] if self.scratch else []
@@ -107,6 +119,7 @@ class Row:
         pretraining: How the encoder is made (for one from scratch: whose architecture it has).
         evaluation: How it is measured.
         paper: The paper's numbers, where this row has any.
+        note: A footnote about them.
     """
 
     key: str
@@ -114,11 +127,29 @@ class Row:
     pretraining: Pretraining
     evaluation: Evaluation
     paper: Numbers = field(default_factory=dict)
+    note: str | None = None
 
     def detector(self, out: Path, seed: int) -> Path:
         """The run directory of a row that fine-tunes a detector."""
         run = self.pretraining.run(out, seed)
         return out / "detectors" / run.parent.name / self.key / run.name
+
+
+@dataclass(frozen=True)
+class Cited:
+    """One line of a table that the paper took from elsewhere and that is not run here, only printed.
+
+    Args:
+        key: Its short name.
+        label: What it is, as the table says it.
+        paper: The paper's numbers.
+        note: A footnote about them.
+    """
+
+    key: str
+    label: str
+    paper: Numbers
+    note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -130,9 +161,10 @@ class Table:
         scale: Its scale.
         title: Its headline.
         question: What it is to answer.
-        rows: Its lines.
+        rows: Its lines that are run.
         columns: The columns of numbers, the headline first.
         epochs: Length of the (shortest) pretraining, if it is not the scale's own.
+        cited: Its lines that are only printed, under the others.
     """
 
     name: str
@@ -142,6 +174,7 @@ class Table:
     rows: tuple[Row, ...]
     columns: tuple[str, ...] = ("top-1", "kNN", "seconds")
     epochs: int | None = None
+    cited: tuple[Cited, ...] = ()
 
     @property
     def stem(self) -> str:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import cast
 
+from momentum2.config import Network
+from momentum2.evaluate.protocols import ProtocolName, result_name
 from momentum2.recipes import find
 from momentum2.reproduce.rows import Evaluation, Flags, Pretraining, Scale
 
@@ -105,30 +107,42 @@ SMALL_SIMSIAM: Flags = {
 }
 
 
-def linear(b: Base) -> Evaluation:
-    """The paper's linear evaluation; on a CPU, on cached features."""
-    if b.small:
-        return Evaluation(
-            "evaluate linear", ("--protocol", "cached", "--device", "cpu", "--threads", "1"), "linear cached"
-        )
-    return Evaluation("evaluate linear", (), "linear")
+#: Whose encoder the numbers by a protocol are of: authors publish the one, by their own.
+_NETWORKS: dict[ProtocolName, Network] = {
+    "paper": "teacher",
+    "moco": "student",
+    "simsiam": "student",
+    "byol": "student",
+}
 
 
-def semi(b: Base, percent: int, scratch: bool) -> Evaluation:
+def linear(b: Base, protocol: ProtocolName) -> Evaluation:
+    """Linear evaluation by the protocol, and of the network, behind a published number.
+
+    On a CPU all rows have cached features and, where there is one, the teacher: they differ in their training alone.
+    """
+    if not b.small:
+        return Evaluation("evaluate linear", (), result_name(protocol), _NETWORKS[protocol], protocol)
+    network: Network = "student" if protocol == "simsiam" else "teacher"
+    options = ("--device", "cpu", "--threads", "1")
+    return Evaluation("evaluate linear", options, result_name("cached"), network, "cached")
+
+
+def semi(b: Base, percent: int, network: Network | None) -> Evaluation:
     """Fine-tuning on a few labels: SimCLR's lists for ImageNet, else a share of each class."""
     if not b.small:
         name = f"{percent}percent"
-        return Evaluation("evaluate semi", ("--list", f"{name}.txt"), f"semi {name}", scratch)
+        return Evaluation("evaluate semi", ("--list", f"{name}.txt"), f"semi {name}", network)
     fraction = f"{percent / 100:g}"
     options = ["--fraction", fraction, "--lr", "0.2", "--device", "cpu", "--threads", "1"]
     if b.scale == "smoke":
         options += ["--batch_size", "8", "--epochs", "2"]
     else:  # of all images, not of those that the other evaluations make do with
         options += ["--batch_size", "64" if percent >= 10 else "16", "--data.train_size", "50000"]
-    return Evaluation("evaluate semi", tuple(options), f"semi {fraction}", scratch)
+    return Evaluation("evaluate semi", tuple(options), f"semi {fraction}", network)
 
 
-def detection(b: Base, model: str, data: str, schedule: str, scratch: bool) -> Evaluation:
+def detection(b: Base, model: str, data: str, schedule: str, network: Network | None) -> Evaluation:
     """Fine-tuning a detector: COCO or LVIS, on a CPU the embedded shapes."""
     if not b.small:
         options = ["--data.name", data, "--schedule", schedule]
@@ -137,4 +151,4 @@ def detection(b: Base, model: str, data: str, schedule: str, scratch: bool) -> E
         options += ["--train.epochs", "2" if schedule == "2x" and b.scale == "cifar" else "1"]
     if b.scale == "smoke":
         options += ["--data.train_size", "64", "--data.test_size", "16"]
-    return Evaluation("detect", ("--model", model, *options), "detection", scratch)
+    return Evaluation("detect", ("--model", model, *options), "detection", network)

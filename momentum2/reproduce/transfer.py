@@ -1,9 +1,11 @@
 """The paper's tables of detection: one encoder after the other under the same detectors."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from momentum2.reproduce.rows import Numbers, Pretraining, Row, Scale, Table
-from momentum2.reproduce.scales import Base, base, detection, norms
+from momentum2.config import Network
+from momentum2.reproduce.rows import Numbers, Pretraining, Row, Scale, Table, duration
+from momentum2.reproduce.scales import Base, base, detection
 
 _BOX = ("box AP", "box AP50", "box AP75")
 _MASK = ("mask AP", "mask AP50", "mask AP75")
@@ -113,22 +115,38 @@ def lvis(scale: Scale, epochs: int | None = None) -> Table:
     )
 
 
-def _initialisations(b: Base, epochs: int | None) -> dict[str, tuple[str, Pretraining]]:
+@dataclass(frozen=True)
+class _Start:
+    """What a detector starts from: a pretraining and the network of it, None for its architecture alone."""
+
+    label: str
+    run: Pretraining
+    network: Network | None
+    note: str | None = None
+
+
+def _initialisations(b: Base, epochs: int | None) -> dict[str, _Start]:
     """What a detector may start from; on a CPU only our own encoder and none."""
     ours = b.pretraining(b.size(4 * b.samples))
+    random = _Start("random init.", ours, None)
+    m2 = _Start(f"ours, {duration(ours.epochs)}", ours, "teacher")
     if b.small:
-        return {"random": ("random init.", ours), "m2": ("ours", ours)}
+        return {"random": random, "m2": m2}
+    moco, byol, supervised = (
+        base("paper", recipe, epochs).pretraining({}) for recipe in ("moco-v2-8gpu", "byol", "supervised")
+    )
+    which = "The paper does not say which MoCo this is; here it is MoCo v2 on 8 GPUs."
     return {
-        "random": ("random init.", ours),
-        "supervised": ("supervised", base("paper", "supervised", epochs).pretraining({})),
-        "moco": ("MoCo", base("paper", "moco-v2", epochs).pretraining(norms("local", "shuffle"))),
-        "byol": ("BYOL", b.pretraining(norms("synced", "synced"))),
-        "m2": ("ours", ours),
+        "random": random,
+        "supervised": _Start("supervised", supervised, "student"),
+        "moco": _Start(f"MoCo, {duration(moco.epochs)}", moco, "student", which),
+        "byol": _Start(f"BYOL, {duration(byol.epochs)}", byol, "student"),
+        "m2": m2,
     }
 
 
 def _rows(
-    inits: Mapping[str, tuple[str, Pretraining]],
+    starts: Mapping[str, _Start],
     b: Base,
     model: str,
     data: str,
@@ -138,11 +156,12 @@ def _rows(
     return [
         Row(
             f"{data}-{model}-{schedule}-{init}",
-            f"{model}, {schedule}, {label}",
-            run,
-            detection(b, model, data, schedule, scratch=init == "random"),
+            f"{model}, {schedule}, {start.label}",
+            start.run,
+            detection(b, model, data, schedule, start.network),
             published[init],
+            start.note,
         )
-        for init, (label, run) in inits.items()
+        for init, start in starts.items()
         if init in published
     ]

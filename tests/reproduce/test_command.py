@@ -58,7 +58,7 @@ def test_a_killed_row_goes_on_and_a_finished_one_is_not_run_again(tmp_path: Path
     assert (run / "encoder.safetensors").stat().st_mtime_ns == before
     found = json.loads((out / "bn-statistics.json").read_text())
     (row,) = (r for r in found["rows"] if r["seeds"])
-    assert row["row"] == "split-momentum"
+    assert row["row"] == "local-momentum"
     assert row["seeds"][0]["numbers"]["top-1"] > 0
     assert row["mean"]["seconds"] > 0
     assert set(found["floors"]) == {"random initialisation", "raw pixels"}
@@ -136,9 +136,16 @@ def test_dry_run_prints_commands_and_makes_nothing(tmp_path: Path, capsys):
     out = tmp_path / "out"
     assert main(["reproduce", "linear", "--scale", "paper", "--dry-run", "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 6
-    assert all(line.startswith("torchrun --nnodes 16 --nproc-per-node 8 ") for line in lines[::2])
-    assert all(line.startswith("torchrun --nproc-per-node 8 -m momentum2 evaluate ") for line in lines[1::2])
+    assert len(lines) == 2 * 6  # a pretraining and an evaluation of each row but the cited ones
+    pretraining, evaluation = lines[::2], lines[1::2]
+    on_a_cluster = [
+        line for line in pretraining if line.startswith("torchrun --nnodes 16 --nproc-per-node 8 ")
+    ]
+    on_a_machine = [line for line in pretraining if line.startswith("torchrun --nproc-per-node 8 -m ")]
+    assert (len(on_a_cluster), len(on_a_machine)) == (4, 2)
+    assert all(" pretrain moco-v2-8gpu " in line for line in on_a_machine)
+    assert all(line.startswith("torchrun --nproc-per-node 8 -m momentum2 evaluate ") for line in evaluation)
+    assert "--protocol byol --network student" in evaluation[0]
     assert not out.exists()
 
 
@@ -149,6 +156,7 @@ def test_dry_run_prints_commands_and_makes_nothing(tmp_path: Path, capsys):
         (["alhpa"], "Did you mean alpha?"),
         (["alpha", "--scale", "huge"], "--scale takes"),
         (["alpha", "--rows", "alpha-2"], "its rows are alpha-cosine"),
+        (["linear", "--scale", "paper", "--rows", "m2,jigsaw-90", "--dry-run"], "'jigsaw-90' is cited"),
         (["alpha", "--seeds", "0,x"], "--seeds takes whole numbers"),
         (["alpha", "--seeds", ""], "--seeds takes whole numbers"),
         (["alpha", "--jobs", "0"], "--jobs must be at least 1"),

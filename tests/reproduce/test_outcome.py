@@ -112,6 +112,60 @@ def test_a_table_says_how_long_its_runs_are(
     assert text in markdown(empty)
 
 
+def test_cited_rows_are_printed_under_the_others_with_the_papers_numbers(tmp_path: Path):
+    table = TABLES["linear"]("paper")
+    found = collect(table, tmp_path, None, lambda row, seed: [])
+    assert [row["row"] for row in found["cited"]] == [row.key for row in table.cited]
+    lines = [line for line in markdown(found).splitlines() if line.startswith("|")]
+    assert lines[0] == "|  | seeds | paper top-1 % | paper top-5 % |"
+    labels = [line.split(" | ")[0].removeprefix("| ").rstrip("¹²³") for line in lines[2:]]
+    assert labels == [row.label for row in (*table.rows, *table.cited)]
+    assert "| Jigsaw, 90 epochs | cited | 45.7 | – |" in lines
+    assert "| CMC | cited | 66.2 | 87.0 |" in lines
+    assert len({line.count("|") for line in lines}) == 1
+
+
+def test_cells_of_cited_rows_stay_under_their_columns(tmp_path: Path):
+    table = TABLES["linear"]("paper")
+    run = table.rows[1].pretraining.run(tmp_path, 0)
+    run.mkdir(parents=True)
+    entry = {"evaluation": "linear", "network": "teacher", "floors": {}}
+    entry |= {"accuracy": {"top1": 70.0, "top5": 90.0}, "settings": {"seed": 0}}
+    (run / "results.json").write_text(json.dumps({"ours": entry}))
+    (run / "metrics.jsonl").write_text("")
+    text = markdown(collect(table, tmp_path, None, lambda row, seed: []))
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert lines[0] == "|  | top-1 % | top-5 % | seeds | paper top-1 % | paper top-5 % |"
+    assert "| CMC |  |  | cited | 66.2 | 87.0 |" in lines
+
+
+def test_contradictions_of_the_paper_are_footnotes(tmp_path: Path):
+    text = markdown(collect(TABLES["byol-vs-m2"]("paper"), tmp_path, None, lambda row, seed: []))
+    assert "| BYOL, synced BN (4096)¹ |" in text
+    assert "| BYOL, BN (32)² |" in text
+    assert "| Momentum² Teacher (128)³ |" in text
+    notes = text.split("\n\n")[-3:]
+    assert notes[0].startswith("¹ The paper has 87.6 and 90.8")
+    assert notes[1].startswith("² The paper's text has 61.5 with batch size 128")
+    assert notes[2].startswith("³ The paper has 90.6 and 91.2")
+    once = markdown(collect(TABLES["coco"]("paper"), tmp_path, None, lambda row, seed: []))
+    assert once.count("which MoCo this is") == 1  # though eight rows have it
+
+
+@pytest.mark.parametrize("network", ["teacher", "student"])
+def test_a_row_reads_the_network_and_the_protocol_of_its_number(tmp_path: Path, network: str):
+    row = TABLES["linear"]("paper").rows[0]  # BYOL's own number: the student's, by BYOL's protocol
+    run = row.pretraining.run(tmp_path, 0)
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").write_text("")
+    accuracy = {"top1": 70.0, "top5": 90.0}
+    for evaluation in ("linear", "linear byol"):
+        entry = {"evaluation": evaluation, "network": network, "accuracy": accuracy, "settings": {"seed": 0}}
+        (run / "results.json").write_text(json.dumps({"only": entry}))
+        found = read_outcome(row, tmp_path, 0)
+        assert (found is not None) is ((evaluation, network) == ("linear byol", "student"))
+
+
 def test_floors_of_other_data_are_not_this_tables(out: Path):
     """At the paper's scale STL-10 and ImageNet share a directory and the name of the evaluation."""
     other = out / "runs" / "stl10" / "seed-0"
