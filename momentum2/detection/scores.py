@@ -67,4 +67,4 @@ class Evaluation:
         for kind, scores in self.scores.items():
             numbers = ((n, v) for n, v in scores.items() if n != "per_class" and v is not None)
             say(f"{_NAMES[kind]}  " + "  ".join(f"{name} {100 * value:.2f}" for name, value in numbers))
-        say(f"written to {out / 'results.json'} and {out / 'predictions.png'}")
+        say(f"written to {out / RESULTS} and {out / PREDICTIONS}")
