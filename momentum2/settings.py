@@ -60,17 +60,17 @@ def from_file(base: S, path: Path) -> S:
 
 def override(base: S, given: Mapping[str, object]) -> S:
     """`base` with the given settings instead of its own; a `SettingError` for a name or value that it cannot have."""
-    types = leaves(type(base))
-    values = {name: convert(name, value, types[name]) for name, value in understood(base, given).items()}
+    hints = leaves(type(base))
+    values = {name: convert(name, value, hints[name]) for name, value in understood(base, given).items()}
     return _changed(base, values)
 
 
 def understood(base: "DataclassInstance", given: Mapping[str, object]) -> dict[str, object]:
-    """Given settings by the names that `base` has. All pass here, and once, before they are typed."""
-    types = leaves(type(base))
+    """Given settings by the names that `base` has. All pass here before they are typed; twice is as once."""
+    known = leaves(type(base))
     for name in given:
-        if name not in types:
-            raise UnknownSetting(_shown_name(name), close_setting(name, types))
+        if name not in known:
+            raise UnknownSetting(_shown_name(name), close_setting(name, known))
     return dict(given)
 
 
