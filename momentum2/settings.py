@@ -68,9 +68,9 @@ def override(base: S, given: Mapping[str, object], world: int | None = None) -> 
     `world` is the number of processes that a run was started with, for settings in the words of earlier versions; None
     if there is no such run.
     """
-    types = leaves(type(base))
+    hints = leaves(type(base))
     values = {
-        name: convert(name, value, types[name]) for name, value in understood(base, given, world).items()
+        name: convert(name, value, hints[name]) for name, value in understood(base, given, world).items()
     }
     return _changed(base, values)
 
@@ -78,12 +78,12 @@ def override(base: S, given: Mapping[str, object], world: int | None = None) -> 
 def understood(
     base: "DataclassInstance", given: Mapping[str, object], world: int | None = None
 ) -> dict[str, object]:
-    """Given settings by the names that `base` has. All pass here, and once, before they are typed."""
-    types = leaves(type(base))
-    new = translate(given, {name: attrgetter(name)(base) for name in types}, world)
+    """Given settings by the names that `base` has. All pass here before they are typed; twice is as once."""
+    hints = leaves(type(base))
+    new = translate(given, {name: attrgetter(name)(base) for name in hints}, world)
     for name in new:
-        if name not in types:
-            raise UnknownSetting(_shown_name(name), close_setting(name, types))
+        if name not in hints:
+            raise UnknownSetting(_shown_name(name), close_setting(name, hints))
     return new
 
 

@@ -85,7 +85,7 @@ def planned(*arguments: str) -> Config:
         (["export", "nowhere"], "Choose a format with --format"),
         (["watch", "nowhere", "--port", "70000"], "--port must be from 0 to 65535"),
         (["--print-completion"], "Choose a shell"),
-        (["--print-completion", "fish"], "Choose a shell"),
+        (["--print-completion", "csh"], "Choose a shell: momentum2 --print-completion bash|zsh"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(

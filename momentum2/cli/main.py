@@ -7,14 +7,11 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 from momentum2 import __version__
 from momentum2.cli.commands import COMMANDS
 from momentum2.cli.options import Words, plain
 from momentum2.errors import ProcessLost, SaidElsewhere, SettingError, UserError, hint
-
-SHELLS = ("bash", "zsh", "tcsh")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,7 +94,7 @@ def _print_help(names: Sequence[str] = tuple(COMMANDS)) -> None:
     for name in names:
         print(f"  {name:<15} {_summary(name)}")
     print("\nmomentum2 COMMAND --help shows every option of a command.")
-    print("momentum2 --version prints the version, momentum2 --print-completion bash (or zsh) completions.")
+    print("momentum2 --version prints the version; momentum2 --print-completion SHELL prints completions.")
 
 
 def _summary(name: str) -> str:
@@ -112,12 +109,13 @@ def _parser(name: str) -> argparse.ArgumentParser:
 
 def _completion(shell: str) -> str:
     """A script that teaches a shell the commands and their options."""
-    if shell not in SHELLS:
-        raise UserError(f"Choose a shell: momentum2 --print-completion {'|'.join(SHELLS)}.")
     try:
         import shtab
     except ModuleNotFoundError:
         raise UserError("Completions need their extra: pip install 'momentum2[completion]'.") from None
+    if shell not in shtab.SUPPORTED_SHELLS:
+        shells = "|".join(shtab.SUPPORTED_SHELLS)
+        raise UserError(f"Choose a shell: momentum2 --print-completion {shells}.")
     parser = argparse.ArgumentParser("momentum2")
     groups = {"": parser.add_subparsers()}
     for name, command in COMMANDS.items():
@@ -134,13 +132,12 @@ def _completion(shell: str) -> str:
 
 def _unforeseen(error: Exception, words: Words | None) -> str:
     """Write the traceback to a file, in the run directory if there is one, and name it in a sentence."""
-    folders: list[str | None] = [None]  # the temporary one
+    places: list[str] = []
     if words:
         named = words.named if words.positional and words.positional.name == "RUN" else ()
         places = [str(place) for place in (words.options.get("out"), *named) if place]
-        folders = [*(place for place in places if Path(place).is_dir()), None]
     where = "above"
-    for folder in folders:
+    for folder in (*filter(os.path.isdir, places), None):  # None is the temporary folder
         try:
             with tempfile.NamedTemporaryFile(
                 "wb", dir=folder, prefix="momentum2-error-", suffix=".txt", delete=False
