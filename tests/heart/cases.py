@@ -30,7 +30,7 @@ class Case:
     history: str = "local"
     accumulate: int = 1
     steps: int = 10
-    width: float = 0.125
+    width: float = 0.0625
 
     def __str__(self) -> str:
         """What is not as usual, such as `byol-local-alpha=0.5-accumulate=2`."""

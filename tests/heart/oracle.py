@@ -43,9 +43,9 @@ class Settings:
 
 
 class Norm(nn.Module):
-    """Batch norm by formula, on D devices of consecutive rows: each has a mean and a variance of its own.
+    """Batch norm by formula. Row d of `means` and `vars`, (D, c) each, is what device d keeps, for itself.
 
-    `kind` says which statistics normalize a device's rows: "local" their own; "synced" those of all rows;
+    `kind` says which statistics normalize a device's samples: "local" their own; "synced" those of all samples;
     "momentum" α · own + (1 − α) · history, or their own while there is no history; "ema" the kept ones.
     """
 
@@ -61,64 +61,59 @@ class Norm(nn.Module):
                 start.running_var,
                 bool(start.num_batches_tracked),
             )
-        self.means = [mean.clone() for _ in range(devices)]
-        self.vars = [var.clone() for _ in range(devices)]
-        self.seen: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(devices)]
+        self.means, self.vars = (torch.stack([statistic] * devices) for statistic in (mean, var))
+        self.seen: list[tuple[Tensor, Tensor]] = []  # since the last commit
 
     def forward(self, x: Tensor) -> Tensor:
-        devices = len(self.means)
+        together, devices = x.shape, len(self.means)
         assert len(x) % devices == 0
-        n = len(x) // devices
-        return torch.cat([self._device(d, x[d * n : (d + 1) * n], x) for d in range(devices)])
-
-    def _device(self, d: int, own: Tensor, everyone: Tensor) -> Tensor:
+        x = x.view(devices, len(x) // devices, *x.shape[1:])  # (D, n, c, ...)
         if self.kind == "ema":
-            return self._normalized(own, self.means[d], self.vars[d])
-        source = everyone if self.kind == "synced" else own
-        mean, var = moments(source)
+            return self._normalized(x, self.means, self.vars).view(together)
+        mean, var = moments(x, over_devices=self.kind == "synced")
         if self.kind == "momentum":
-            self.seen[d].append((mean.detach(), var.detach()))
+            self.seen.append((mean.detach(), var.detach()))
             if self.has_history:
-                mean = self.alpha * mean + (1 - self.alpha) * self.means[d]
-                var = self.alpha * var + (1 - self.alpha) * self.vars[d]
-        else:  # torch's rule: a tenth of the batch's mean and unbiased variance
-            values = source.numel() // source.shape[1]
-            self.means[d] = 0.9 * self.means[d] + 0.1 * mean.detach()
-            self.vars[d] = 0.9 * self.vars[d] + 0.1 * var.detach() * values / (values - 1)
-        return self._normalized(own, mean, var)
+                mean, var = self._moved(mean, var)
+        else:  # torch's rule for the running statistics: a tenth of the mean and of the unbiased variance
+            values = x.numel() // x.shape[2] // (1 if self.kind == "synced" else devices)
+            self.means = 0.9 * self.means + 0.1 * mean.detach()
+            self.vars = 0.9 * self.vars + 0.1 * var.detach() * values / (values - 1)
+        return self._normalized(x, mean, var).view(together)
 
     def _normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         scale = (1.0 if self.weight is None else self.weight) / (var + self.eps).sqrt()
-        y = (x - channels(mean, x)) * channels(scale, x)
-        return y if self.bias is None else y + channels(self.bias, x)
+        y = (x - spread(mean, x)) * spread(scale, x)
+        return y if self.bias is None else y + spread(self.bias, x)
 
-    def commit(self, history: str) -> None:
+    def _moved(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        return (
+            self.alpha * mean + (1 - self.alpha) * self.means,
+            self.alpha * var + (1 - self.alpha) * self.vars,
+        )
+
+    def commit(self, history: str = "local") -> None:
         """Move each device's history by the mean of all that it saw in this step."""
-        for d, seen in enumerate(self.seen):
-            mean = sum(m for m, _ in seen) / len(seen)
-            var = sum(v for _, v in seen) / len(seen)
-            if self.has_history:
-                mean = self.alpha * mean + (1 - self.alpha) * self.means[d]
-                var = self.alpha * var + (1 - self.alpha) * self.vars[d]
-            self.means[d], self.vars[d] = mean, var
-            seen.clear()
+        mean = sum(m for m, _ in self.seen) / len(self.seen)
+        var = sum(v for _, v in self.seen) / len(self.seen)
+        self.means, self.vars = self._moved(mean, var) if self.has_history else (mean, var)
         if history == "global":
-            devices = len(self.means)
-            self.means = [sum(self.means) / devices] * devices
-            self.vars = [sum(self.vars) / devices] * devices
+            self.means, self.vars = (s.mean(0).expand_as(s) for s in (self.means, self.vars))
         self.has_history = True
+        self.seen.clear()
 
 
-def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of each channel of x (n, c, ...)."""
-    dims = [0, *range(2, x.dim())]
-    mean = x.mean(dims)
-    return mean, (x - channels(mean, x)).square().mean(dims)
+def moments(x: Tensor, over_devices: bool = False) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of the channels of x (D, n, c, ...): of each device, or of all, (D, c) each."""
+    dims = [1, *range(3, x.dim())] + [0] * over_devices
+    mean = x.mean(dims, keepdim=True)
+    var = (x - mean).square().mean(dims, keepdim=True)
+    return tuple(s.flatten(1).expand(len(x), x.shape[2]) for s in (mean, var))
 
 
-def channels(values: Tensor, x: Tensor) -> Tensor:
-    """(c,) in the shape in which it meets x (n, c, ...)."""
-    return values.view(-1, *[1] * (x.dim() - 2))
+def spread(values: Tensor, x: Tensor) -> Tensor:
+    """(D, c) or (c,) in the shape in which it meets x (D, n, c, ...)."""
+    return values.view(-1, 1, x.shape[2], *[1] * (x.dim() - 3))
 
 
 def with_norms(network: nn.Module, kind: str, devices: int) -> nn.Module:
@@ -213,9 +208,8 @@ class Oracle:
             if norm.kind == "momentum":
                 norm.commit(self.s.history)
             elif norm.kind == "ema":  # the student's of device 0, on all devices
-                mean, var = theirs[name].means[0], theirs[name].vars[0]
-                norm.means = [(1 - m) * old + m * mean for old in norm.means]
-                norm.vars = [(1 - m) * old + m * var for old in norm.vars]
+                norm.means = (1 - m) * norm.means + m * theirs[name].means[0]
+                norm.vars = (1 - m) * norm.vars + m * theirs[name].vars[0]
 
     def _over_devices(self, loss: Callable[..., Tensor], *outputs: Tensor) -> Tensor:
         """The mean of the losses of the devices, each of its own rows of the outputs."""
