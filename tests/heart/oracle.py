@@ -192,7 +192,8 @@ class Oracle:
         return loss.item()
 
     def _sgd(self, loss: Tensor, lr: float) -> None:
-        names, parameters = zip(*self.parameters(), strict=True)
+        trained = ((name, p) for name, p in self.parameters() if p.requires_grad)  # SimCLR's last bias is not
+        names, parameters = zip(*trained, strict=True)
         gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
             for name, p, g in zip(names, parameters, gradients, strict=True):
