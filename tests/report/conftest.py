@@ -20,7 +20,7 @@ from momentum2.evaluate.online import online_knn
 from momentum2.training.pretrain import pretrain
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PATIENCE = 180  # seconds, on a machine that is busy with other things
+PATIENCE = 600  # seconds, after which the browser is taken for broken, however busy the machine
 
 
 class Browser:
@@ -59,7 +59,7 @@ class Browser:
 
     def close(self) -> None:
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(PATIENCE)
         os.close(self.commands)
         os.close(self.answers)
 

@@ -68,7 +68,11 @@ def code(out, in_step=None, happens=None):
         log = os.open(out.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        Method.before_step = lambda self, k: happens() if k + 1 == in_step else None
+        def begin(method, k, begin=Method.before_step):
+            if k + 1 == in_step:
+                happens()
+            begin(method, k)
+        Method.before_step = begin
         os._exit(soak.momentum2_command(soak.command(options, out, 0)))
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
