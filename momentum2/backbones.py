@@ -49,6 +49,17 @@ def build(
     return encoder
 
 
+def with_feature_dim(network: nn.Module, image_size: int) -> Encoder:
+    """Any network as an encoder: what it makes of an image must be one row of features.
+
+    Images are (n, 3, image_size, image_size). A network without `feature_dim` is measured, without computing.
+    """
+    encoder = cast(Encoder, network)
+    if not hasattr(network, "feature_dim"):
+        encoder.feature_dim = _feature_dim(network, image_size)
+    return encoder
+
+
 def _torchvision_network(name: str) -> nn.Module:
     from momentum2._torchvision import torchvision
 
@@ -114,10 +125,15 @@ def _zero_residual(network: nn.Module, name: str) -> None:
             nn.init.zeros_(block.bn2.weight)
 
 
-def _feature_dim(network: nn.Module) -> int:
+def _feature_dim(network: nn.Module, size: int = 299) -> int:
     """Found on a copy without storage: no pixel is computed and no BN statistic moves."""
     shadow = copy.deepcopy(network).to("meta").eval()
-    features: Tensor = shadow(torch.empty(1, 3, 299, 299, device="meta"))
+    features: Tensor = shadow(torch.empty(1, 3, size, size, device="meta"))
+    if not isinstance(features, Tensor) or features.dim() != 2:
+        found = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise UserError(
+            f"An encoder makes one row of features of an image, (n, d); {type(network).__name__} makes {found}."
+        )
     return features.shape[1]
 
 

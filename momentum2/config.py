@@ -27,14 +27,18 @@ Positive = Annotated[float, Limits(1e-6)]
 NotNegative = Annotated[float, Limits(0)]
 Width = Annotated[float, Limits(1e-3)]
 
-MethodName = Literal["byol", "moco", "simsiam", "simclr", "supervised"]
+#: The name of a method, a backbone or data that Python gave as an object.
+OWN: Literal["own"] = "own"
+MethodName = Literal["byol", "moco", "simsiam", "simclr", "supervised", "own"]
 NormName = Literal["local", "synced", "momentum"]
 TeacherNormName = Literal["local", "synced", "momentum", "ema", "shuffle"]
 History = Literal["local", "global"]
 WeightSchedule = Literal["cosine", "constant"]
 Compat = Literal["paper", "official"]
 Stem = Literal["imagenet", "cifar", "small"]
-DataName = Literal["shapes", "folder", "cifar10", "cifar100", "stl10", "imagenet", "archive", "list", "none"]
+DataName = Literal[
+    "shapes", "folder", "cifar10", "cifar100", "stl10", "imagenet", "archive", "list", "own", "none"
+]
 ViewRecipe = Literal["byol", "moco_v2", "simsiam", "simclr", "supervised", "evaluation", "multicrop"]
 Cache = Literal["auto", "on", "off"]
 Precision = Literal["auto", "fp32", "bf16"]
@@ -48,7 +52,7 @@ class MethodConfig:
     """What is learned, and which statistics normalise it.
 
     Args:
-        name: The method; Momentum² Teacher is byol with a momentum teacher_norm.
+        name: The method; Momentum² Teacher is byol with a momentum teacher_norm. own is a class given from Python.
         student_norm: The student's BN: each device's samples (local), those of all (synced), or momentum statistics.
         teacher_norm: The teacher's BN: those, or the student's running statistics (ema), or MoCo's shuffling BN.
         alpha: Weight of the current batch in Momentum BN's statistics: cosine (alpha_base to 0) or a number.
@@ -112,7 +116,7 @@ class DataConfig:
     """Where images come from.
 
     Args:
-        name: Kind of data set; shapes is drawn on the fly and needs no files.
+        name: Kind of data set; shapes is drawn on the fly and needs no files, own is one given from Python.
         root: The folder, archive or list file.
         split: The part to train on, or for classifiers to learn from; 80% is a share of all, -20% its rest.
         test_split: The part to test on (used in eval_data only).
@@ -258,6 +262,21 @@ class MonitorConfig:
 
 
 @dataclass(frozen=True)
+class ObjectsConfig:
+    """Objects that a run was given from Python, by class and digest: a record, nothing is imported by it.
+
+    Args:
+        method: Class of the method.
+        encoder: The network.
+        dataset: The images.
+    """
+
+    method: str | None = None
+    encoder: str | None = None
+    dataset: str | None = None
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole run.
 
@@ -270,6 +289,7 @@ class Config:
         train: Length, batch and device.
         optim: Optimizer.
         monitor: Watching.
+        objects: Objects from Python.
     """
 
     method: MethodConfig = field(default_factory=MethodConfig)
@@ -280,6 +300,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    objects: ObjectsConfig = field(default_factory=ObjectsConfig)
 
 
 #: Fields that change speed, place or watching, and of what is computed the order of sums at most.

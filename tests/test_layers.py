@@ -20,6 +20,7 @@ GROUND = [
     "settings",
     "files",
     "machine",
+    "terminal",
     "_torchvision",
 ]
 PIECES = ["norms", "weights", "backbones", "heads", "teacher", "optim", "augment"]
@@ -35,6 +36,7 @@ ROWS: list[list[str]] = [
     ["detection"],
     ["export", "recipes", "report"],
     ["reproduce"],
+    ["api"],
     ["cli"],
     ["__main__"],
 ]

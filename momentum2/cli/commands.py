@@ -3,14 +3,13 @@
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from momentum2.cli.options import ConfigFile, Options, Positional, Words
-from momentum2.config import Config, Count, DataConfig, Limits, Network, Resume
+from momentum2.config import Config, Count, Limits, Network, Resume
 from momentum2.errors import UserError
-from momentum2.runs.names import ENCODER
 from momentum2.spelling import old_words
 
 if TYPE_CHECKING:
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
 
     from momentum2.detection.presets import DetectConfig
     from momentum2.evaluate import subject as evaluated
-    from momentum2.evaluate.knn import KnnOptions
-    from momentum2.evaluate.linear import LinearOptions
-    from momentum2.evaluate.semi import SemiOptions
     from momentum2.runs.results import Result
 
     S = TypeVar("S", bound=DataclassInstance)
@@ -95,10 +91,12 @@ class PlanOptions:
 def plan(words: Words) -> int:
     """Show what a recipe comes to."""
     options, config = words.read(PlanOptions()), _config(words)
-    from momentum2.training.estimate import planned
+    from momentum2 import api
+    from momentum2.training.device import keep_large_blocks
 
-    for name, value in planned(config, options.images, options.processes, options.probe):
-        print(f"{name:<12}{value}")
+    keep_large_blocks()
+    lines = api.plan(config, images=options.images, processes=options.processes, probe=options.probe)
+    print("\n".join(f"{name:<12}{value}" for name, value in lines))
     return 0
 
 
@@ -118,17 +116,14 @@ class PretrainOptions:
 def pretrain(words: Words) -> int:
     """Train."""
     options, config = words.read(PretrainOptions()), _config(words)
-    from momentum2.evaluate.online import online_knn
-    from momentum2.report.page import write_last_report
-    from momentum2.training.pretrain import pretrain
+    from momentum2 import api
+    from momentum2.training.device import keep_large_blocks
 
-    out = _out(options.out, "Choose a run directory with --out DIR.")
-    if not pretrain(config, out, options.resume, online_knn):
-        return _stopped()
-    _say(f"Done: the encoder is {out / ENCODER}")
-    if config.monitor.report and _is_first():
-        _say(write_last_report(out))
-    return 0
+    keep_large_blocks()
+    run = api.pretrain(
+        config, _out(options.out, "Choose a run directory with --out DIR."), resume=options.resume
+    )
+    return 0 if run.finished else _stopped()
 
 
 @dataclass(frozen=True)
@@ -146,15 +141,11 @@ class ViewsOptions:
 
 def views(words: Words) -> int:
     """Draw a contact sheet."""
-    from momentum2.data import open_dataset
-    from momentum2.data.contact_sheet import write_views
-    from momentum2.data.opening import find_data, typical_size
+    from momentum2 import api
 
     source, options = words.one(), words.read(ViewsOptions())
-    data = find_data(source, DataConfig(image_size=32) if source == "shapes" else DataConfig())
-    data = replace(data, image_size=typical_size(open_dataset(replace(data, cache="off"))))
-    write_views(words.override(Config(data=data)), Path(options.out), options.count)
-    print(f"Wrote {options.out}")
+    with words.naming_files():
+        print(f"Wrote {api.views(source, options.out, count=options.count, overrides=words.settings)}")
     return 0
 
 
@@ -201,34 +192,25 @@ class ImagesOption:
     data: str | None = None
 
 
-def _knn() -> tuple["KnnOptions", "Measure[KnnOptions]"]:
-    from momentum2.evaluate.knn import KnnOptions, evaluate_knn
+def _evaluate(words: Words, kind: str) -> int:
+    from momentum2 import api
 
-    return KnnOptions(), evaluate_knn
-
-
-def _linear() -> tuple["LinearOptions", "Measure[LinearOptions]"]:
-    from momentum2.evaluate.linear import LinearOptions, evaluate_linear
-
-    return LinearOptions(), evaluate_linear
-
-
-def _semi() -> tuple["SemiOptions", "Measure[SemiOptions]"]:
-    from momentum2.evaluate.semi import SemiOptions, evaluate_semi
-
-    return SemiOptions(), evaluate_semi
+    options, subject, source = words.read(_evaluations()[kind]), _subject_options(words), words.one()
+    measure = {"knn": api.evaluate_knn, "linear": api.evaluate_linear, "semi": api.evaluate_semi}[kind]
+    try:
+        measure(source, options=options, subject=subject)  # type: ignore[operator]
+    except api.Stopped:
+        return _stopped()
+    return 0
 
 
-def _evaluate(words: Words, options: "S", measure: "Measure[S]") -> int:
-    from momentum2.evaluate.accuracy import report
-    from momentum2.evaluate.subject import open_subject
+def _evaluations() -> dict[str, "DataclassInstance"]:
+    """The options of each evaluation."""
+    from momentum2.evaluate.knn import KnnOptions
+    from momentum2.evaluate.linear import LinearOptions
+    from momentum2.evaluate.semi import SemiOptions
 
-    options = words.read(options)
-    with open_subject(words.one(), _subject_options(words)) as subject:
-        result = measure(subject, options)
-        if result is not None:
-            report(result, subject.directory)
-    return 0 if result is not None else _stopped()
+    return {"knn": KnnOptions(), "linear": LinearOptions(), "semi": SemiOptions()}
 
 
 def _embed_options() -> Options:
@@ -239,13 +221,12 @@ def _embed_options() -> Options:
 
 def embed(words: Words) -> int:
     """Write features to a file."""
-    from momentum2.evaluate.embed import EmbedOptions, embed
-    from momentum2.evaluate.subject import open_subject
+    from momentum2 import api
+    from momentum2.evaluate.embed import EmbedOptions
 
-    options = words.read(EmbedOptions())
-    with open_subject(words.one(), _subject_options(words)) as subject:
-        count = embed(subject, options)
-    _say(f"Wrote the features of {count:,} images to {options.out}")
+    out = words.read(EmbedOptions()).out or ""
+    found = api.embed(words.one(), out=out, subject=_subject_options(words))
+    _say(f"Wrote the features of {len(found.features):,} images to {out}")
     return 0
 
 
@@ -300,8 +281,8 @@ def _detect_defaults(words: Words) -> "DetectConfig":
 def detect(words: Words) -> int:
     """Fine-tune a detector."""
     try:
-        from momentum2.detection import use
-        from momentum2.detection.finetune import finetune
+        from momentum2 import api
+        from momentum2.detection import finetune, use  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("faster_coco_eval"):
             raise
@@ -317,10 +298,13 @@ def detect(words: Words) -> int:
             else:
                 _say(use.detect_in(Path(run), Path(options.images), words.settings, out))
         return 0
+    from momentum2.training.device import keep_large_blocks
+
     out = _out(options.out, "Choose a run directory with --out DIR.")
     # The settings of this model on these data are the defaults; what was given still wins.
     config = words.override(_detect_defaults(words))
-    return 0 if finetune(config, run, out, options.resume) else _stopped()
+    keep_large_blocks()
+    return 0 if api.detect(config, out, run, resume=options.resume) else _stopped()
 
 
 # -- export, report, watch, reproduce
@@ -347,13 +331,16 @@ class ExportOptions:
 
 def export(words: Words) -> int:
     """Write weights for other tools."""
-    from momentum2.export import FORMATS, export
+    from momentum2 import api
+    from momentum2.export import FORMATS
 
     source, o = words.one(), words.read(ExportOptions())
     if o.format is None:
         raise UserError(f"Choose a format with --format: {', '.join(FORMATS)}.")
     out = _out(o.out, "Choose a folder with --out FOLDER.")
-    lines = export(source, o.format, out, o.network, o.recalibrate, o.licence)
+    lines = api.export_encoder(
+        source, o.format, out, network=o.network, recalibrate=o.recalibrate, license=o.licence
+    )
     print(f"Wrote {out}. To load it:\n\n{lines}")
     return 0
 
@@ -377,11 +364,12 @@ def _report_options() -> Options:
 
 def report(words: Words) -> int:
     """Write the HTML page."""
+    from momentum2 import api
     from momentum2.report.learned import ReportOptions
-    from momentum2.report.page import write_report
 
-    runs, out = [Path(run) for run in words.some()], words.read(PageOptions()).out
-    print(f"Wrote {write_report(runs, Path(out) if out else None, words.read(ReportOptions()))}")
+    print(
+        f"Wrote {api.write_report(words.some(), words.read(PageOptions()).out, words.read(ReportOptions()))}"
+    )
     return 0
 
 
@@ -495,20 +483,20 @@ COMMANDS: dict[str, Command] = {
     "evaluate knn": Command(
         "Classify test images by their nearest training images.",
         _IMAGES_USAGE,
-        lambda: _on_images(_knn()[0]),
-        lambda words: _evaluate(words, *_knn()),
+        lambda: _on_images(_evaluations()["knn"]),
+        lambda words: _evaluate(words, "knn"),
     ),
     "evaluate linear": Command(
         "Train a linear classifier on the frozen encoder.",
         _IMAGES_USAGE,
-        lambda: _on_images(_linear()[0]),
-        lambda words: _evaluate(words, *_linear()),
+        lambda: _on_images(_evaluations()["linear"]),
+        lambda words: _evaluate(words, "linear"),
     ),
     "evaluate semi": Command(
         "Fine-tune the whole network on some of the labels.",
         _IMAGES_USAGE,
-        lambda: _on_images(_semi()[0]),
-        lambda words: _evaluate(words, *_semi()),
+        lambda: _on_images(_evaluations()["semi"]),
+        lambda words: _evaluate(words, "semi"),
     ),
     "detect": Command(
         "Fine-tune a detector on an encoder, or use one; COCO and LVIS metrics. RUN is a run directory or a file of "

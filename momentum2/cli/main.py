@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import logging
 import os
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from momentum2 import __version__
 from momentum2.cli.commands import COMMANDS
 from momentum2.cli.options import Words, plain
 from momentum2.errors import ProcessLost, SaidElsewhere, SettingError, UserError, hint
+from momentum2.terminal import show
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +26,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+class _Said(logging.Handler):
+    """What the library says, on the terminal: words on stdout, warnings on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        warning = record.levelno >= logging.WARNING
+        print(record.getMessage(), file=sys.stderr if warning else sys.stdout, flush=True)
+
+
+def _listen() -> None:
+    """Have everything said on the terminal, once."""
+    log = logging.getLogger("momentum2")
+    if not any(isinstance(handler, _Said) for handler in log.handlers):
+        log.addHandler(_Said())
+        log.setLevel(logging.INFO)
+    show()
+
+
 def _run(arguments: list[str]) -> int:
+    _listen()
     words: Words | None = None
     try:
         if not arguments or arguments[0] in ("-h", "--help", "help"):

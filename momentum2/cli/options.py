@@ -185,8 +185,9 @@ class Options:
         name, has_value, value = word.removeprefix("-").removeprefix("-").partition("=")
         name, known = name.replace("-", "_"), self.known
         hint = known.get(name)
-        # A name with a section may be one of an older version, which the settings know.
-        if not word.startswith("--") or (hint is None and not (self.settings and "." in name)):
+        # A name with a section may be one of an older version, which the settings know; objects are given by Python.
+        recorded = name.startswith("objects.")
+        if not word.startswith("--") or recorded or (hint is None and not (self.settings and "." in name)):
             raise UnknownSetting(name, close_setting(name, known))
         if not has_value:
             if hint is bool:  # `--probe` alone is true
@@ -221,7 +222,7 @@ def _add_group(parser: argparse.ArgumentParser, part: "DataclassInstance", secti
     for field in fields(part):
         name, value = f"{section}.{field.name}" if section else field.name, getattr(part, field.name)
         if is_dataclass(value) and not isinstance(value, type):
-            sections.append((name, value))
+            sections += [(name, value)] if name != "objects" else []  # a record, not something to set
             continue
         text = texts.get(field.name, "")
         if value is not None and "(default" not in text:

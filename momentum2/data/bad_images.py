@@ -1,7 +1,7 @@
 """bad_images.txt: what could not be read, and why. Every process of a run adds what it finds."""
 
 import fcntl
-import sys
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,9 +21,8 @@ def report_bad(dataset: Dataset, found: Mapping[int, str], path: Path | None) ->
     dataset.check_bad(listed, str(path))
     if listed == len(named):  # the first ones
         name, reason = next(iter(named.items()))
-        print(
-            f"{_one_line(name)} cannot be read ({reason}): {path} lists it, and others if there are.",
-            file=sys.stderr,
+        logging.getLogger("momentum2").warning(
+            "%s cannot be read (%s): %s lists it, and others if there are.", _one_line(name), reason, path
         )
 
 

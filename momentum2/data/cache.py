@@ -3,9 +3,9 @@
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -86,7 +86,7 @@ def packed(dataset: Dataset, kind: str, cache: Cache, directory: str | None) -> 
                 pack(dataset, folder, estimate)
     except OSError as error:
         if cache == "auto":
-            print(f"The images are not cached: {error}.", file=sys.stderr)
+            logging.getLogger("momentum2").warning("The images are not cached: %s.", error)
             return dataset
         raise UserError(
             f"The image cache in {base} cannot be written ({error}):"

@@ -1,7 +1,7 @@
 """What the names of image files say: which are images, which split and class they belong to."""
 
+import logging
 import os
-import sys
 from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 
@@ -45,7 +45,7 @@ def choose_split(folders: Collection[str], split: str, where: str) -> str:
 @cache
 def _say_once(sentence: str) -> None:
     if os.environ.get("RANK", "0") == "0":
-        print(sentence, file=sys.stderr)
+        logging.getLogger("momentum2").warning(sentence)
 
 
 def labels_from_folders(names: Sequence[str], classes: Iterable[str]) -> tuple[Ints | None, list[str] | None]:

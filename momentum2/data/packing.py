@@ -6,6 +6,7 @@ another name and then renamed, so a folder under its own name is whole. Nothing 
 """
 
 import json
+import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ from momentum2.data.images import BadImage, Pixels
 from momentum2.data.workers import Workers
 from momentum2.files import whole_folder
 from momentum2.machine import allowed_cores
+from momentum2.terminal import has_bars
+
+log = logging.getLogger("momentum2")
 
 _JOB_BYTES = 8 << 20  # of decoded images that travel from a worker at a time
 _INLINE_BYTES = 64 << 20  # below this, starting processes takes longer than decoding
@@ -105,15 +109,15 @@ def _results(dataset: Dataset, jobs: list[range], estimate: int) -> Iterator[Ite
 
 def _shown(results: Iterator[_Decoded], total: int) -> Iterator[_Decoded]:
     console = Console(stderr=True)
-    if not console.is_terminal:
-        console.print(f"Decoding {total:,} images into a cache")
+    if not has_bars():
+        log.info("Decoding %s images into a cache", f"{total:,}")
     columns = (
         TextColumn("Decoding images into a cache"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+    with Progress(*columns, console=console, disable=not has_bars(), transient=True) as progress:
         bar = progress.add_task("", total=total)
         for done in results:
             yield done

@@ -29,6 +29,11 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def is_joined() -> bool:
+    """Whether there is a group of processes already."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def is_main() -> bool:
     """True in the one process that writes files and prints."""
     return rank() == 0

@@ -88,15 +88,22 @@ def lost_process() -> Iterator[None]:
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[None]:
-    """Inside, the processes that torchrun started work together; a lost one is a `ProcessLost`."""
-    distributed.setup(device)
+    """Inside, the processes that torchrun started work together; a lost one is a `ProcessLost`.
+
+    A group that the host program has made already is used and left as it is.
+    """
+    ours = not distributed.is_joined()
+    if ours:
+        distributed.setup(device)
     try:
         with lost_process():
             yield
     except BaseException:
-        distributed.abandon()
+        if ours:
+            distributed.abandon()
         raise
-    distributed.teardown()
+    if ours:
+        distributed.teardown()
 
 
 def _is_lost_peer(error: RuntimeError) -> bool:

@@ -26,9 +26,9 @@ from momentum2.methods import Supervised
 from momentum2.norms import convert_norms
 from momentum2.runs.directory import Resume, open_run
 from momentum2.seeds import derive
+from momentum2.training.build import make_job
 from momentum2.training.loop import fit
 from momentum2.training.plan import idle_settings, resolve
-from momentum2.training.pretrain import make_job
 
 Validate = Callable[[Supervised], dict[str, float]]
 
@@ -102,7 +102,7 @@ def train_classifier(
         convert_norms(method.head, "synced")  # so that the number of processes makes no difference
     method.to(subject.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     score = None if validate is None else lambda encoders: validate(method)
-    with open_run(out, config, resume, idle_settings(config)) as run:
+    with open_run(out, config, resume, idle_settings(config, Supervised)) as run:
         job = make_job(config, plan, method, images, out, subject.device, score)
         return method if fit(job, run) else None
 

@@ -26,8 +26,8 @@ class EmbedOptions:
     out: str | None = None
 
 
-def embed(subject: Subject, options: EmbedOptions) -> int:
-    """Write the features of all images of `data.split`, with names and, if known, labels; returns how many.
+def embed(subject: Subject, options: EmbedOptions) -> Features:
+    """Write the features of all images of `data.split`, with names and, if known, labels; returns them.
 
     An `.npz` has arrays `features` (n, d) float32, `paths` (n,), `labels` (n,) and `class_names`; a
     `.parquet` has columns `path`, `label`, `class` and `features`. Neither has labels if the data has none.
@@ -46,7 +46,7 @@ def embed(subject: Subject, options: EmbedOptions) -> int:
                 write(file, found, dataset)
         except OSError as error:
             raise UserError(f"{path} cannot be written ({error.strerror}); choose another --out.") from None
-    return len(found.features)
+    return found
 
 
 def _paths(found: Features, dataset: Dataset) -> list[str]:

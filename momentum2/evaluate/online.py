@@ -13,7 +13,7 @@ from momentum2.errors import UserError
 from momentum2.evaluate.accuracy import top1_top5
 from momentum2.evaluate.features import Features, extract
 from momentum2.evaluate.knn import knn_scores
-from momentum2.training.pretrain import Score
+from momentum2.training.build import Score
 
 
 def online_knn(config: Config) -> Score | None:

@@ -1,5 +1,6 @@
 """What is evaluated, and on what: an encoder from any source, and labelled images."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -9,10 +10,11 @@ from typing import Literal, cast
 
 import numpy as np
 import torch
+from torch import nn
 
 from momentum2.augment import ViewSpec, view_specs
 from momentum2.backbones import Encoder
-from momentum2.config import Count, DataConfig, Network, Precision, Stem, ViewsConfig, Width
+from momentum2.config import OWN, Count, DataConfig, Network, Precision, Stem, ViewsConfig, Width
 from momentum2.data import Dataset, open_dataset
 from momentum2.distributed.together import joined
 from momentum2.errors import SettingError, UserError
@@ -142,7 +144,8 @@ class Subject:
     def floors(self) -> Iterator[tuple[str, Encoder]]:
         """The built-in baselines with their names; none for a floor itself."""
         if self.options.weights == "given":
-            yield self.floor("random")
+            if self.card.backbone != OWN:  # of a network of the user's own we have no untrained copy
+                yield self.floor("random")
             yield self.floor("pixels")
 
     def floor(self, weights: Literal["random", "pixels"]) -> tuple[str, Encoder]:
@@ -152,7 +155,7 @@ class Subject:
         return RANDOM, random_encoder(self.card, self.images, self.spec, o.seed, self.device, o.data.workers)
 
 
-def data_of(source: str | Path) -> DataConfig:
+def data_of(source: str | os.PathLike[str]) -> DataConfig:
     """The evaluation data in a run's config.yaml; for a file on its own, kind "none" at its image size."""
     path = Path(source)
     config = _directory(path) / CONFIG
@@ -165,27 +168,30 @@ def data_of(source: str | Path) -> DataConfig:
 
 
 @contextmanager
-def open_subject(source: str | Path, options: SubjectOptions | None = None) -> Iterator[Subject]:
+def open_subject(
+    source: str | os.PathLike[str], options: SubjectOptions | None = None, encoder: nn.Module | None = None
+) -> Iterator[Subject]:
     """Load what is to be evaluated; until the end of the block, processes of torchrun work together.
 
     Args:
         source: A run directory, one of its checkpoints, an `encoder.safetensors` or another file of weights.
         options: Its data of kind "none" stands for the run's own evaluation data.
+        encoder: The network, where a run was started with one of the user's own.
     """
     options = options or SubjectOptions()
     check(options)
     with _flags_without_section(), joined(device := choose_device(options.device)):
         if options.threads:
             torch.set_num_threads(options.threads)
-        loaded = load_encoder(source, options.network, options.backbone, options.stem, options.width)
+        loaded = load_encoder(source, options.network, options.backbone, options.stem, options.width, encoder)
         if options.data.name == "none":
             options = replace(options, data=data_of(source))
         if options.data.name == "none":
             raise UserError(f"{source} names no evaluation data: say which with --data.name and --data.root.")
-        encoder = cast(Encoder, loaded.encoder)
-        encoder.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        network = cast(Encoder, loaded.encoder)
+        network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         path, card = Path(source), loaded.card
-        subject = Subject(encoder, _name(path, card), card, _directory(path), options, device)
+        subject = Subject(network, _name(path, card), card, _directory(path), options, device)
         if options.weights != "given":
             name, floor = subject.floor(options.weights)
             subject = replace(subject, encoder=floor, name=name)

@@ -5,10 +5,10 @@ from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from momentum2.augment import render
-from momentum2.config import DataConfig, DataName, Network
+from momentum2.config import OWN, DataConfig, DataName, Network
 from momentum2.data import iterate, open_dataset
 from momentum2.errors import UserError
 from momentum2.export import detectron2, huggingface, onnx, timm, torchvision
@@ -34,6 +34,7 @@ def export(
     network: Network | None = None,
     recalibrate: str | Path | None = None,
     licence: str = "unknown",
+    encoder: nn.Module | None = None,
 ) -> str:
     """Write an encoder for another tool into the new folder `out`, whole or not at all, with a model card.
 
@@ -44,6 +45,7 @@ def export(
         network: teacher or student; by default the one that the run exports.
         recalibrate: A folder or archive of images, to measure the batch-norm statistics anew.
         licence: Licence of the weights, for the model card.
+        encoder: The network, where a run was started with one of the user's own.
 
     Returns:
         The lines of Python that load what was written.
@@ -55,7 +57,9 @@ def export(
     source, out, target = Path(source), Path(out), FORMATS[format]
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists already; choose another --out or remove it.")
-    loaded = load_encoder(source, network)
+    loaded = load_encoder(source, network, encoder=encoder)
+    if loaded.card.backbone == OWN and format != "onnx":
+        raise UserError(f"{format} does not know a network of the user's own; choose the format onnx.")
     if recalibrate is not None:
         recalibrate_norms(loaded.encoder, _views(Path(recalibrate), loaded.card))
     lines = target.lines(loaded, out)

@@ -20,6 +20,8 @@ def distance(q: Tensor, z: Tensor) -> Tensor:
 class BYOL(TeacherMethod):
     """The student's f, g, q learn to predict the teacher's f, g of the other view."""
 
+    views = range(2, 1000)  # v, v', and small crops
+
     def __init__(self, config: Config, schedule: Schedule, f: Encoder, devices: int, classes: int) -> None:
         model, method = config.model, config.method
         d = model.projector_out

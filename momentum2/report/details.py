@@ -14,7 +14,7 @@ from momentum2.data.contact_sheet import write_views
 from momentum2.data.dataset import Ints
 from momentum2.report.html import data_uri, escape, number, table
 from momentum2.report.learned import Learned, confusion
-from momentum2.runs.handle import RunFiles
+from momentum2.runs.handle import Snapshot
 from momentum2.runs.names import CONFIG
 
 _MOST = 20  # classes up to which the whole matrix is shown
@@ -62,7 +62,7 @@ def _matrix(counts: Ints, names: Sequence[str]) -> str:
     )
 
 
-def views_part(run: RunFiles) -> str:
+def views_part(run: Snapshot) -> str:
     """The contact sheet of what the network sees in training."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "views.webp"
@@ -74,7 +74,7 @@ def views_part(run: RunFiles) -> str:
     )
 
 
-def settings_part(run: RunFiles) -> str:
+def settings_part(run: Snapshot) -> str:
     """Plan, config and the commands that repeat the run."""
     config = run.directory / CONFIG
     commands = (
@@ -90,7 +90,7 @@ def settings_part(run: RunFiles) -> str:
     return "".join(parts)
 
 
-def differences(runs: Sequence[RunFiles]) -> str:
+def differences(runs: Sequence[Snapshot]) -> str:
     """Settings in which the runs differ."""
     names = dict.fromkeys(name for run in runs for name in run.settings)
     rows = []

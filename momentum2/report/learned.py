@@ -18,7 +18,7 @@ from momentum2.errors import UserError
 from momentum2.evaluate.features import extract
 from momentum2.report.sprites import Sprites, draw_sprites
 from momentum2.runs.encoder import load_encoder
-from momentum2.runs.handle import RunFiles
+from momentum2.runs.handle import Snapshot
 from momentum2.training.device import choose_device
 
 Map = Literal["pca", "tsne"]
@@ -70,7 +70,7 @@ class Learned:
     k: int
 
 
-def look(run: RunFiles, options: ReportOptions) -> Learned:
+def look(run: Snapshot, options: ReportOptions) -> Learned:
     """Show a run's encoder its test images or, if it has none, those it was trained on.
 
     This computes in one process, whatever the run did.
@@ -121,7 +121,7 @@ def nearest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return torch.cat(orders), torch.cat(values)
 
 
-def vote(labels: Tensor, order: Tensor, similarity: Tensor, run: RunFiles) -> Tensor:
+def vote(labels: Tensor, order: Tensor, similarity: Tensor, run: Snapshot) -> Tensor:
     """(n,) the class that neighbours (n, k) vote for, weighted as in the run's online kNN."""
     weights = ((similarity.double() - 1) / run.config.monitor.knn_temperature).exp()
     votes = torch.zeros(len(order), int(labels.max()) + 1, dtype=torch.float64)

@@ -16,7 +16,7 @@ from momentum2.report.curves import CURVES, HEALTH, alarms, series
 from momentum2.report.html import escape, note, script_json
 from momentum2.report.learned import Learned, ReportOptions, look, queries
 from momentum2.report.sprites import COLUMNS
-from momentum2.runs.handle import RunFiles, read_runs
+from momentum2.runs.handle import Snapshot, read_runs
 from momentum2.runs.names import REPORT
 from momentum2.settings import check
 
@@ -65,7 +65,7 @@ def write_last_report(run: Path) -> str:
         return f"No report ({type(error).__name__}: {error}); try: momentum2 report {run}"
 
 
-def _report(runs: Sequence[RunFiles], options: ReportOptions) -> str:
+def _report(runs: Sequence[Snapshot], options: ReportOptions) -> str:
     sprites: dict[str, int] = {}  # runs that were shown the same images share the thumbnails
     maps, learned, views = [], [], []
     for place, run in enumerate(runs):
@@ -111,7 +111,7 @@ def _map(learned: Learned, sprites: dict[str, int]) -> dict[str, Any]:
 
 
 def render(
-    runs: Sequence[RunFiles],
+    runs: Sequence[Snapshot],
     maps: Sequence[dict[str, Any] | None],
     learned: str,
     views: str,
@@ -146,7 +146,7 @@ def render(
     )
 
 
-def moving_parts(runs: Sequence[RunFiles]) -> dict[str, str]:
+def moving_parts(runs: Sequence[Snapshot]) -> dict[str, str]:
     """The parts of the page that change while a run trains."""
     return {
         "headline": summary.headline(runs),
@@ -156,7 +156,7 @@ def moving_parts(runs: Sequence[RunFiles]) -> dict[str, str]:
     }
 
 
-def curves_data(runs: Sequence[RunFiles]) -> dict[str, Any]:
+def curves_data(runs: Sequence[Snapshot]) -> dict[str, Any]:
     """What the plots are drawn from."""
     return {"runs": [{"name": run.name, "series": series(run), "alarms": alarms(run)} for run in runs]}
 

@@ -3,17 +3,18 @@
 import math
 from collections.abc import Iterator, Sequence
 
+from momentum2.methods import METHODS
 from momentum2.report.curves import CURVES, HEALTH
 from momentum2.report.html import duration, escape, number, table
-from momentum2.runs.handle import RunFiles
+from momentum2.runs.handle import Snapshot
 
 
-def headline(runs: Sequence[RunFiles]) -> str:
+def headline(runs: Sequence[Snapshot]) -> str:
     """A card a run."""
     return f'<div class="cards">{"".join(_card(i, run) for i, run in enumerate(runs))}</div>'
 
 
-def _card(place: int, run: RunFiles) -> str:
+def _card(place: int, run: Snapshot) -> str:
     config = run.config
     facts = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in _facts(run)
@@ -22,7 +23,7 @@ def _card(place: int, run: RunFiles) -> str:
     data = f"{config.data.name}{f' ({config.data.root})' if config.data.root else ''}"
     what = (
         f"{config.method.name} with {config.method.teacher_norm} teacher norm, "
-        if config.method.name in ("byol", "moco")
+        if config.method.name in METHODS and METHODS[config.method.name].has_teacher
         else f"{config.method.name}, "
     )
     network = f"{config.model.backbone} of width {config.model.width:g}, {config.data.image_size} px, "
@@ -33,7 +34,7 @@ def _card(place: int, run: RunFiles) -> str:
     )
 
 
-def _facts(run: RunFiles) -> Iterator[tuple[str, str]]:
+def _facts(run: Snapshot) -> Iterator[tuple[str, str]]:
     of = f" of {run.steps:,}" if run.steps else ""
     yield "state", "finished" if run.finished else f"step {run.step:,}{of}"
     knn = run.last("knn_top1")
@@ -52,7 +53,7 @@ def _facts(run: RunFiles) -> Iterator[tuple[str, str]]:
         yield "time left", duration((run.steps - run.step) * step_time)
 
 
-def verdict(run: RunFiles) -> Iterator[str]:
+def verdict(run: Snapshot) -> Iterator[str]:
     """Sentences that answer whether it learns and whether it is well."""
     knn = [(r["step"], r["knn_top1"]) for r in run.records if "knn_top1" in r]
     if len(knn) > 1 and knn[0][0] == 0:
@@ -78,7 +79,7 @@ def verdict(run: RunFiles) -> Iterator[str]:
         yield f"{run.bad_images:,} images could not be read; bad_images.txt lists them."
 
 
-def results_table(runs: Sequence[RunFiles]) -> str:
+def results_table(runs: Sequence[Snapshot]) -> str:
     """What `evaluate` found, side by side, with the floors; empty if there is nothing."""
     names = list(dict.fromkeys(name for run in runs for name in run.results))
     if not names:
@@ -101,7 +102,7 @@ def _accuracy(result: dict[str, dict[str, float]] | None) -> str:
     return f"{a['top1']:.1f} % ({a['low']:.1f} to {a['high']:.1f})"
 
 
-def values_table(runs: Sequence[RunFiles]) -> str:
+def values_table(runs: Sequence[Snapshot]) -> str:
     """The curves in numbers, for those who cannot see them."""
     rows = []
     for panel in (*CURVES, *HEALTH):
@@ -114,7 +115,7 @@ def values_table(runs: Sequence[RunFiles]) -> str:
     return table(("metric", "run", "first", "last", "lowest", "highest"), rows, "The curves in numbers")
 
 
-def alarm_list(runs: Sequence[RunFiles]) -> str:
+def alarm_list(runs: Sequence[Snapshot]) -> str:
     """All alarms in words."""
     several = len(runs) > 1
     items = [

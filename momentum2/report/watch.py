@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 from momentum2.errors import UserError
 from momentum2.report.html import note, script_json
 from momentum2.report.page import curves_data, moving_parts, render
-from momentum2.runs.handle import RunFiles, read_run
+from momentum2.runs.handle import Snapshot, read_run
 
 #: Seconds between two looks of an open page.
 EVERY = 2
@@ -87,7 +87,7 @@ def _live(directory: Path, seen: str) -> str | None:
     return script_json({**moving_parts([run]), "data": curves_data([run]) | {"stamp": stamp}})
 
 
-def _read(directory: Path) -> tuple[str, RunFiles]:
+def _read(directory: Path) -> tuple[str, Snapshot]:
     stamp = _stamp(directory)  # taken first: what comes later is seen as new
     return stamp, read_run(directory)
 

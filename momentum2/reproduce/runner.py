@@ -27,6 +27,7 @@ from momentum2.reproduce.rows import Pretraining, Row, Table
 from momentum2.runs.directory import check_config
 from momentum2.runs.names import CONFIG, ENCODER
 from momentum2.settings import override
+from momentum2.training.checks import method_class
 from momentum2.training.plan import idle_settings
 
 #: What starts a command at the paper's scale, on one machine of 8 GPUs and on several.
@@ -271,7 +272,7 @@ def _check_settings(work: Work, run: Pretraining, seed: int) -> None:
     directory = run.run(work.out, seed)
     if (directory / CONFIG).exists():
         config = override(find(run.recipe).config, run.settings(seed, work.root))
-        check_config(directory, config, idle_settings(config))
+        check_config(directory, config, idle_settings(config, method_class(config)))
 
 
 def _measure_seconds(work: Work, children: _Children) -> None:

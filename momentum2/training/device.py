@@ -4,6 +4,8 @@ import ctypes
 import os
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -54,6 +56,18 @@ def memory_gb(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 1e9
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+
+
+@contextmanager
+def guest() -> Iterator[None]:
+    """Leave the host program's threads and random numbers as they were."""
+    threads = torch.get_num_threads()
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(gpus):
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def keep_large_blocks() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from types import FrameType
 from typing import Self
@@ -24,7 +25,10 @@ class StopSignal:
         self._received: float | None = None  # when
 
     def __enter__(self) -> Self:
-        self._previous = {s: signal.signal(s, self._handle) for s in (signal.SIGTERM, signal.SIGINT)}
+        # Python lets only the main thread have handlers; elsewhere the host program decides about signals.
+        main = threading.current_thread() is threading.main_thread()
+        ours = (signal.SIGTERM, signal.SIGINT) if main else ()
+        self._previous = {number: signal.signal(number, self._handle) for number in ours}
         return self
 
     def __exit__(self, *_: object) -> None:

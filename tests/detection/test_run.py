@@ -16,11 +16,11 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from momentum2 import backbones
+from momentum2.api import pretrain
 from momentum2.cli import main
 from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, OptimConfig, TrainConfig
 from momentum2.detection.finetune import with_encoder
 from momentum2.detection.presets import DetectConfig
-from momentum2.training.pretrain import pretrain
 
 Arguments = Callable[..., list[str]]
 PROGRAM = "import sys; from momentum2.cli import main; sys.exit(main(['detect', *sys.argv[1:]]))"

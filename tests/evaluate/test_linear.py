@@ -1,4 +1,5 @@
 import json
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -210,8 +211,9 @@ def test_cached_is_reproducible_and_has_its_floors(run: Path):
 
 
 def test_a_floor_by_the_paper_s_protocol_appears_beside_the_result(
-    run: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, caplog: pytest.LogCaptureFixture
 ):
+    caplog.set_level(logging.INFO, "momentum2")
     for weights in ("random", "given"):
         with open_subject(run, replace(ONE, weights=weights)) as subject:
             result = evaluate_linear(subject, SHORT)
@@ -220,4 +222,4 @@ def test_a_floor_by_the_paper_s_protocol_appears_beside_the_result(
     found = json.loads((run / "results.json").read_text())
     floor = found["linear | pictures test | random initialisation"]["accuracy"]["top1"]
     assert found["linear | pictures test | teacher"]["floors"] == {"random initialisation": floor}
-    assert f"floor  {floor:.2f} %  random initialisation" in capsys.readouterr().out
+    assert f"floor  {floor:.2f} %  random initialisation" in caplog.messages

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from momentum2.api import pretrain
 from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, MonitorConfig, TrainConfig
-from momentum2.evaluate.online import online_knn
-from momentum2.training.pretrain import pretrain
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE = 180  # seconds, on a machine that is busy with other things
@@ -203,8 +202,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         data=data,
         eval_data=data,
         train=TrainConfig(steps=4, batch_size=8, threads=1, device="cpu", precision="fp32"),
-        monitor=MonitorConfig(log_every=1, knn_every=1, knn_k=5),
+        monitor=MonitorConfig(log_every=1, knn_every=1, knn_k=5, report=False),
     )
     out = home / "run <b>"
-    assert pretrain(config, out, make_score=online_knn)
+    assert pretrain(config, out).finished
     return out

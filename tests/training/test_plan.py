@@ -6,6 +6,7 @@ import pytest
 
 from momentum2.config import Config, MethodConfig, TrainConfig
 from momentum2.errors import UserError
+from momentum2.methods import BYOL
 from momentum2.recipes import RECIPES, find
 from momentum2.training.plan import describe, per_device, resolve
 
@@ -66,7 +67,7 @@ def test_devices_decide_and_processes_do_not(student, teacher, samples, world: i
     assert plan.teacher_bn == (None if teacher == "ema" else samples // accumulate)
     assert plan.micro_batch == 256 // (world * accumulate)
     assert plan.local_devices * world == (
-        8 if per_device(Config(method=MethodConfig("byol", student, teacher))) else world
+        8 if per_device(Config(method=MethodConfig("byol", student, teacher)), BYOL) else world
     )
 
 

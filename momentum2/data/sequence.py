@@ -1,0 +1,88 @@
+"""A sequence of images of the user's own as a data set."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from momentum2.data.dataset import Dataset
+from momentum2.data.images import Array, BadImage, Picture, Pixels, upright_rgb
+from momentum2.errors import UserError
+
+_LOOKED_AT = 16  # items whose labels tell whether all have one
+
+
+class SequenceDataset(Dataset):
+    """Images, or (image, label) pairs, of any sequence: of a list, or of a `torch.utils.data.Dataset` with a length.
+
+    An image is a PIL image, a uint8 array (height, width, 3) or (height, width), or a uint8 tensor (3, height, width).
+    Labels are whole numbers from 0.
+    """
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        n = len(items)
+        pairs = [_is_pair(items[i]) for i in range(min(n, _LOOKED_AT))]
+        if any(pairs) and not all(pairs):
+            raise UserError(
+                "Some items of the data set are (image, label) pairs and some are not; give all a label or none."
+            )
+        labels = np.array([_label(items[i], i) for i in range(n)], np.int64) if any(pairs) else None
+        classes = None if labels is None else [str(c) for c in range(int(labels.max()) + 1)]
+        super().__init__((f"{i:08d}" for i in range(n)), labels, classes)
+        self.items, self.paired = items, any(pairs)
+
+    def picture(self, index: int) -> Picture:
+        item = self.items[index]
+        return Array(_pixels(item[0] if self.paired else item, index))
+
+    def stamp(self, index: int) -> str:
+        return hashlib.sha256(self.picture(index).pixels().tobytes()).hexdigest()
+
+
+def as_dataset(images: Dataset | Sequence[Any]) -> Dataset:
+    """A `Dataset` as it is, and any other sequence of images as one."""
+    if isinstance(images, Dataset):
+        return images
+    if isinstance(images, str | bytes) or not (hasattr(images, "__len__") and hasattr(images, "__getitem__")):
+        raise UserError(
+            f"A data set has a length and gives its images by number; {type(images).__name__} does not. Give a list, "
+            "or a torch Dataset with __len__ and __getitem__."
+        )
+    return SequenceDataset(images)
+
+
+def _is_pair(item: Any) -> bool:
+    return isinstance(item, tuple | list) and len(item) == 2
+
+
+def _label(item: Any, index: int) -> int:
+    if (
+        not _is_pair(item)
+        or isinstance(item[1], float)
+        or not np.isscalar(getattr(item[1], "item", lambda: item[1])())
+    ):
+        raise UserError(
+            f"Item {index} of the data set is not an (image, label) pair with a whole number as its label."
+        )
+    label = int(item[1])
+    if label < 0:
+        raise UserError(
+            f"Item {index} of the data set has the label {label}; labels are whole numbers from 0."
+        )
+    return label
+
+
+def _pixels(image: Any, index: int) -> Pixels:
+    if isinstance(image, Image.Image):
+        return upright_rgb(image)
+    if isinstance(image, torch.Tensor) and image.dim() == 3:
+        image = image.permute(1, 2, 0).numpy()
+    array = np.asarray(image)
+    if array.ndim == 2:
+        array = np.repeat(array[..., None], 3, axis=2)
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
+        raise BadImage(f"item {index} is {array.dtype} {array.shape}, not a picture of 8 bits")
+    return np.ascontiguousarray(array)
