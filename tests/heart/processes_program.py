@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from momentum2 import backbones
 from momentum2.backbones import Encoder
 from momentum2.config import Config, Stem
-from momentum2.engine import pretrain as engine
-from momentum2.engine.plan import Plan
 from momentum2.methods import Method
+from momentum2.training import pretrain as training
+from momentum2.training.plan import Plan
 
 STEPS, ORACLES = 20, 7
 SHALLOW = "shallow"  # two convolutions with batch norm: what devices share does not depend on depth
@@ -54,7 +54,7 @@ def in_fp64() -> None:
     torch.set_default_dtype(torch.float64)
     # `.float()` is there to leave bf16; it would round.
     Tensor.float = lambda x: x if x.dtype == torch.float64 else x.to(torch.float32)  # type: ignore[method-assign]
-    build = engine.build_method
+    build = training.build_method
 
     def build_method(config: Config, plan: Plan, classes: int) -> Method:
         method = build(config, plan, classes).double()
@@ -66,15 +66,12 @@ def in_fp64() -> None:
         Watched.views.append([v.double() for v in inputs[0]])
         return Watched.views[-1], inputs[1]
 
-    engine.build_method = build_method
+    training.build_method = build_method
 
 
 def with_shallow_networks() -> None:
-    build = backbones.build
-
-    def build_backbone(name: str, stem: Stem, width: float) -> Encoder:
-        if name != SHALLOW:
-            return build(name, stem, width)
+    def build_backbone(name: str, stem: Stem, width: float, zero_init_residual: bool) -> Encoder:
+        assert name == SHALLOW
         network = nn.Sequential(
             *(nn.Conv2d(3, 8, 3, 2, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True)),
             *(nn.Conv2d(8, 16, 3, 2, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True)),
@@ -109,7 +106,7 @@ def main() -> None:
         for case in CASES:
             run = runs / str(case)
             new = not run.exists()
-            assert engine.pretrain(case.config(), run)
+            assert training.pretrain(case.config(), run)
             if alone and new:
                 ask_oracle(case, run / "oracle.pt")
 
