@@ -66,7 +66,7 @@ def recipe(name: str, overrides: Mapping[str, object] | None = None) -> Config:
 def plan(
     config: Config, *, images: int | None = None, processes: int = 1, probe: bool = False
 ) -> list[tuple[str, str]]:
-    """What a config comes to, as (what, value) lines: steps, rates, devices, memory; with `probe`, time."""
+    """What a config resolves to, as (what, value) lines: steps, rates, devices, memory; with `probe`, time."""
     from momentum2.training.estimate import planned
 
     with guest():
@@ -94,7 +94,7 @@ def pretrain(
         method: A method of your own instead of `config.method.name`.
 
     Returns:
-        The run; `run.finished` is False where a signal stopped it, and the same call goes on.
+        The run; `run.finished` is False where a signal stopped it, and the same call resumes it.
     """
     place, images = Path(out), None if dataset is None else as_dataset(dataset)
     config = _with_objects(config, images, encoder, method)
@@ -140,7 +140,7 @@ def _with_objects(
         if now is None and getattr(config.objects, name) is not None:
             raise SettingError(
                 f"objects.{name}",
-                f"is {getattr(config.objects, name)}, an object that only Python can give: pretrain({name}=...).",
+                f"is {getattr(config.objects, name)}, which can only be passed from Python: pretrain({name}=...).",
             )
     config = replace(config, objects=given)
     if method is not None:
@@ -155,11 +155,11 @@ def _with_objects(
 def _check_images(images: Dataset, before: Mapping[str, Any], kind: type[Method], out: Path) -> None:
     if before.get("images", len(images)) != len(images):
         raise UserError(
-            f"{out} was started with {before['images']:,} images, and now there are {len(images):,}; give it the same "
-            "ones, or choose another --out."
+            f"{out} was started with {before['images']:,} images but now finds {len(images):,}. Use the same images, "
+            "or choose another run directory."
         )
     if kind.needs_labels and images.labels is None:
-        raise UserError(f"{kind.__name__} needs labels: give each class of images a folder of its own.")
+        raise UserError(f"{kind.__name__} needs labels. Put each class in its own folder.")
 
 
 def _say_plan(lines: list[tuple[str, str]], out: Path) -> None:

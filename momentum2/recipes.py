@@ -7,7 +7,6 @@ Those of the paper have the published settings. A number says whose it is: the p
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 
 from momentum2.config import (
@@ -22,7 +21,7 @@ from momentum2.config import (
 )
 from momentum2.data import open_dataset
 from momentum2.data.opening import typical_size
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError, hint
 from momentum2.settings import override, understood
 from momentum2.training.device import choose_device
 
@@ -351,8 +350,10 @@ def _fit_to_folder(config: Config, given: frozenset[str]) -> Config:
     dataset = open_dataset(replace(config.data, cache="off"), seed=config.train.seed)
     n = len(dataset)
     if n < 8:
-        raise UserError(
-            f"{config.data.root} has {n} image(s); pretraining needs at least 8, and thousands to be good."
+        raise SettingError(
+            "data.root",
+            f"{config.data.root} has {n} image{'s' * (n != 1)}. Pretraining needs at least 8, and thousands for good "
+            "results.",
         )
     small = quickstart().config
     size = min(typical_size(dataset), 224 if gpu else 64)
@@ -415,9 +416,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 def find(name: str) -> Recipe:
     """The recipe called `name`."""
     if name not in RECIPES:
-        close = get_close_matches(name, RECIPES, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(RECIPES)}."
-        raise UserError(f"There is no recipe called {name!r}; {hint}")
+        raise UserError(f"There is no recipe called {name!r}. {hint(name, RECIPES)}")
     return RECIPES[name]()
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from momentum2.config import ViewsConfig
-from momentum2.errors import UserError
+from momentum2.errors import SettingError
 
 #: Views of at most this side are not blurred and are not cut from less than a fifth of the image.
 SMALL = 64
@@ -54,13 +54,15 @@ def view_specs(views: ViewsConfig, image_size: int) -> tuple[ViewSpec, ...]:
     random crop covers at least 0.2 of the image (multicrop's large crops: 0.3).
     """
     if image_size < 1:
-        raise UserError(f"The image size is {image_size}: give data.image_size a positive number of pixels.")
+        raise SettingError("data.image_size", f"must be at least 1, not {image_size}.")
     if views.crop_min is not None and not 0 < views.crop_min <= 1:
-        raise UserError(f"views.crop_min is {views.crop_min}: give a share of the image's area in (0, 1].")
-    if min(views.colour, views.blur, views.solarize) < 0:
-        raise UserError(
-            "views.colour, views.blur and views.solarize multiply a recipe's own strengths: give 0 or more."
+        raise SettingError(
+            "views.crop_min",
+            f"must be a share of the image's area, above 0 and at most 1, not {views.crop_min}.",
         )
+    for name in ("colour", "blur", "solarize"):
+        if getattr(views, name) < 0:
+            raise SettingError(f"views.{name}", f"must be at least 0, not {getattr(views, name):g}.")
     return _RECIPES[views.recipe](views, image_size)
 
 
@@ -108,10 +110,11 @@ def _multicrop(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
 
     The small views are blurred half of the time and never solarized.
     """
-    if views.small_crops and not (views.small_crops > 0 and 0 < views.small_size <= size):
-        raise UserError(
-            f"multicrop with {views.small_crops} crops of {views.small_size} pixels: give views.small_crops "
-            f"0 or more, and views.small_size at most the image size, {size}."
+    if views.small_crops < 0:
+        raise SettingError("views.small_crops", f"must be at least 0, not {views.small_crops}.")
+    if views.small_crops and not 0 < views.small_size <= size:
+        raise SettingError(
+            "views.small_size", f"must be from 1 to {size}, the image size, not {views.small_size}."
         )
     area = _area(views, size, 0.14 if size > SMALL else 0.3)
     small = replace(

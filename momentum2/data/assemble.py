@@ -14,9 +14,9 @@ from momentum2.data.images import BadImage, Picture, Pixels
 from momentum2.data.workers import SharedMemory
 from momentum2.errors import UserError
 
-#: Whole images travel if they have at most so many times the pixels of the views made from them.
+#: Whole images travel if they have at most this many times the pixels of the views made from them.
 _WHOLE = 4
-#: A JPEG is decoded at a reduced size if that leaves every crop at least so many times the view's side.
+#: A JPEG is decoded at a reduced size if that leaves every crop at least this many times the view's side.
 _MARGIN = 1.5
 
 Images = NDArray[np.uint8]  # (n, height, width, 3)

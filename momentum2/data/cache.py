@@ -19,7 +19,7 @@ from momentum2.config import Cache
 from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.images import Array, BadImage, Picture, Pixels
 from momentum2.data.packing import decode, pack
-from momentum2.errors import UserError
+from momentum2.errors import SettingError
 
 _FORMAT = 1  # part of the key: raise it when other pixels come out of the same files
 _SHARE = 0.25  # of the memory that a cache may take to be made of its own accord
@@ -86,11 +86,11 @@ def packed(dataset: Dataset, kind: str, cache: Cache, directory: str | None) -> 
                 pack(dataset, folder, estimate)
     except OSError as error:
         if cache == "auto":
-            logging.getLogger("momentum2").warning("The images are not cached: %s.", error)
+            logging.getLogger("momentum2").warning("The images are not cached (%s).", error)
             return dataset
-        raise UserError(
-            f"The image cache in {base} cannot be written ({error}):"
-            " choose another place with --data.cache_dir, or --data.cache off."
+        raise SettingError(
+            "data.cache_dir",
+            f"{base} cannot be written ({error}). Choose another folder, or turn the cache off.",
         ) from error
     return Packed(dataset, folder)
 
@@ -136,9 +136,10 @@ def _fits(base: Path, estimate: int, cache: Cache) -> bool:
         return True
     if cache == "auto":
         return False
-    raise UserError(
-        f"The decoded images need about {estimate / 1e9:.1f} GB and {base} has {free / 1e9:.1f} GB free:"
-        " choose another place with --data.cache_dir, or --data.cache off."
+    raise SettingError(
+        "data.cache_dir",
+        f"{base} has {free / 1e9:.1f} GB free, but the decoded images need about {estimate / 1e9:.1f} GB. Choose "
+        "another folder, or turn the cache off.",
     )
 
 

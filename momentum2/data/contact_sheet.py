@@ -13,7 +13,7 @@ from momentum2.config import Config
 from momentum2.data.images import Pixels
 from momentum2.data.loader import Loader
 from momentum2.data.opening import open_dataset
-from momentum2.errors import UserError
+from momentum2.errors import SettingError
 
 _TILE = 96  # smaller views are enlarged, pixel by pixel, to about this
 _GAP = 4
@@ -38,8 +38,8 @@ def write_views(config: Config, out_path: Path, count: int = 8) -> None:
     try:
         Image.fromarray(_sheet(rows)).save(out_path)
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"The views cannot be written to {out_path} ({error}): name a .png in a folder that exists."
+        raise SettingError(
+            "out", f"{out_path} cannot be written ({error}). Choose a .png in a folder that exists."
         ) from error
 
 

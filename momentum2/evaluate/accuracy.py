@@ -55,7 +55,7 @@ def bootstrap_interval(hits: "np.ndarray[tuple[int], np.dtype[np.bool_]]", seed:
 
 
 def _ranks(scores: Tensor, labels: Tensor) -> Tensor:
-    """How many classes come before the right one, (m,); NaN comes before everything."""
+    """Number of classes before the right one, (m,); NaN comes before everything."""
     right = scores.gather(1, labels[:, None])
     columns = torch.arange(scores.shape[1], device=scores.device)
     before = ~(scores <= right) | ((scores == right) & (columns < labels[:, None]))
@@ -78,7 +78,7 @@ def report(result: Result, directory: Path) -> Result:
     result = replace(result, floors={**floors, **result.floors})
     say_result(result)
     write_result(path, result)
-    log.info("written to %s", path)
+    log.info("Written to %s", path)
     return result
 
 

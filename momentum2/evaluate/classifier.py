@@ -1,4 +1,4 @@
-"""Training a classifier on labelled images, through the one loop: the linear head, or the whole network."""
+"""Training a classifier on labeled images, through the one loop: the linear head, or the whole network."""
 
 import copy
 import hashlib
@@ -97,7 +97,7 @@ def train_classifier(
     plan = resolve(config, len(images), distributed.world_size())
     torch.manual_seed(derive(config.train.seed, "head"))
     encoder = copy.deepcopy(subject.encoder)
-    method = Supervised(config, plan.schedule, encoder, plan.local_devices, len(subject.labelled.class_names))
+    method = Supervised(config, plan.schedule, encoder, plan.local_devices, len(subject.labeled.class_names))
     if any(isinstance(m, nn.BatchNorm1d) for m in method.head.modules()):
         convert_norms(method.head, "synced")  # so that the number of processes makes no difference
     method.to(subject.device, memory_format=torch.channels_last)  # type: ignore[call-overload]

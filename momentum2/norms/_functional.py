@@ -28,7 +28,7 @@ def batch_norm(
     """Normalise x (n, c, ...) by what `statistics` makes of its own; gradients flow through those too."""
     if len(x) % devices:
         raise UserError(
-            f"A batch of {len(x)} samples cannot be divided among {devices} devices; choose a batch size that is "
+            f"A batch of {len(x)} samples cannot be divided among {devices} devices. Choose a batch size that is "
             f"a multiple of {devices}."
         )
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():

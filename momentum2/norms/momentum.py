@@ -72,7 +72,7 @@ class MomentumBatchNorm(PlainBatchNorm):
     @alpha.setter
     def alpha(self, value: float) -> None:
         if not 0 <= value <= 1:
-            raise UserError(f"alpha is the weight of the current batch, between 0 and 1, not {value}.")
+            raise UserError(f"alpha, the weight of the current batch, must be between 0 and 1, not {value}.")
         self._alpha.fill_(value)
 
     def histories(self) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from momentum2.config import Limits
 from momentum2.data import open_dataset
 from momentum2.data.dataset import Ints, Subset
 from momentum2.data.sampler import seeded_subset
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
 from momentum2.evaluate.features import extract
 from momentum2.report.sprites import Sprites, draw_sprites
 from momentum2.runs.encoder import load_encoder
@@ -89,7 +89,7 @@ def look(run: Snapshot, options: ReportOptions) -> Learned:
         encoder, dataset, replace(loaded.card.view, size=data.image_size), device=device, workers=data.workers
     )
     if len(found.features) < 3:
-        raise UserError(f"A map needs at least 3 images, and {len(found.features)} could be read.")
+        raise UserError(f"A map needs at least 3 images, but only {len(found.features)} could be read.")
     x = F.normalize(found.features, dim=1)
     k = min(run.config.monitor.knn_k, len(x) - 1)
     order, similarity = nearest(x, min(max(k, SHOWN), len(x) - 1))
@@ -154,12 +154,14 @@ def _tsne(components: NDArray[np.float64]) -> NDArray[np.float64]:
     try:
         from openTSNE import TSNE
     except ImportError:
-        raise UserError("t-SNE is not installed: pip install 'momentum2[tsne]', or use --map pca.") from None
+        raise SettingError(
+            "map", "tsne needs openTSNE. Run pip install 'momentum2[tsne]', or use pca."
+        ) from None
     return np.asarray(TSNE(perplexity=min(30, (len(components) - 1) / 3), random_state=0).fit(components))
 
 
 def confusion(learned: Learned) -> Ints:
-    """(classes, classes) how many images of each class (row) were taken for each class (column)."""
+    """(classes, classes) number of images of each class (row) that were taken for each class (column)."""
     assert learned.class_names is not None
     assert learned.labels is not None
     assert learned.predicted is not None

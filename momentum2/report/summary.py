@@ -64,7 +64,10 @@ def verdict(run: Snapshot) -> Iterator[str]:
             f"({gain:+.1f} points)."
         )
     elif not knn:
-        yield "No online kNN: a loss alone does not tell learning; give labelled --eval_data and --monitor.knn_every."
+        yield (
+            "No online kNN: the loss alone does not show whether it is learning. Set eval_data to labeled images, and "
+            "monitor.knn_every."
+        )
     for result in run.results.values():
         best = max(result["floors"].values(), default=None)
         if best is not None and result["network"] in ("teacher", "student"):

@@ -69,7 +69,7 @@ def read_results(path: Path) -> dict[str, dict[str, Any]]:
     except (json.JSONDecodeError, UnicodeDecodeError):
         found = None
     if not isinstance(found, dict):
-        raise UserError(f"{path} is not a file of results; move it away.")
+        raise UserError(f"{path} is not a results file. Move it away.")
     return found
 
 
@@ -81,4 +81,4 @@ def write_result(path: Path, result: Result) -> None:
         # A name that is not UTF-8 becomes an escape of JSON's, and is read back as it was.
         write_whole(path, text.encode("utf-8", "backslashreplace"))
     except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); make it writable.") from None
+        raise UserError(f"{path} cannot be written ({error.strerror}). Make it writable.") from None
