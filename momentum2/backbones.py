@@ -28,7 +28,7 @@ class Encoder(nn.Module):
 def build(
     name: str, stem: Stem = "imagenet", width: float = 1.0, zero_init_residual: bool = False
 ) -> Encoder:
-    """The torchvision network `name`, randomly initialised, ending in its pooled features.
+    """The torchvision network `name`, randomly initialized, ending in its pooled features.
 
     `stem` and `width` are for ResNets: the first layers (imagenet 7x7/2 and pooling, cifar 3x3/1, small
     3x3/2) and a multiplier of all channels. So is `zero_init_residual`: the last BN weight of every block is 0,

@@ -49,7 +49,7 @@ Network = Literal["teacher", "student"]
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """What is learned, and which statistics normalise it.
+    """What is learned, and which statistics normalize it.
 
     Args:
         name: The method; Momentum² Teacher is byol with a momentum teacher_norm. own is a class given from Python.
@@ -149,7 +149,7 @@ class ViewsConfig:
     Args:
         recipe: The named set of augmentations.
         crop_min: Smallest area of a random crop as a share of the image (default: the recipe's own).
-        colour: Multiplier of the recipe's colour jitter.
+        color: Multiplier of the recipe's color jitter.
         blur: Multiplier of the recipe's blur probability.
         solarize: Multiplier of the recipe's solarize probability.
         small_crops: Number of small crops added by multicrop.
@@ -158,7 +158,7 @@ class ViewsConfig:
 
     recipe: ViewRecipe = "byol"
     crop_min: float | None = None
-    colour: float = 1.0
+    color: float = 1.0
     blur: float = 1.0
     solarize: float = 1.0
     small_crops: int = 0
@@ -237,7 +237,7 @@ class MonitorConfig:
     Args:
         log_every: Steps between two lines of metrics.jsonl.
         knn_every: Epochs between online kNN evaluations on eval_data; 0 for none.
-        knn_k: Neighbours that vote.
+        knn_k: Neighbors that vote.
         knn_temperature: Temperature of the votes.
         tensorboard: Write TensorBoard events too (needs the tensorboard extra).
         report: Write report.html when the run is finished.
@@ -284,7 +284,7 @@ class Config:
         method: What is learned.
         model: The network.
         data: The images to train on.
-        eval_data: Labelled images for kNN and linear evaluation.
+        eval_data: Labeled images for kNN and linear evaluation.
         views: Augmentation.
         train: Length, batch and device.
         optim: Optimizer.

@@ -1,7 +1,6 @@
 """Every command: its options, and the function that they go to. What a command needs is imported when it is used."""
 
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from momentum2.cli.options import ConfigFile, Options, Positional, Words
 from momentum2.config import Config, Count, Limits, Network, Resume
 from momentum2.errors import UserError
-from momentum2.spelling import old_words
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -171,8 +169,6 @@ def _config(words: Words) -> Config:
     from momentum2.recipes import configure, find
 
     name = words.at_most_one() if "config" in words.options else words.one()
-    for sentence in old_words(words.settings):
-        _warn(sentence)
     with words.naming_files():
         return configure(None if name is None else find(name), words.settings)
 
@@ -319,14 +315,14 @@ class ExportOptions:
         out: The folder to write; it must not exist yet.
         network: teacher (where there is one) or student.
         recalibrate: Images on which the batch-norm statistics are measured again.
-        licence: Licence of the weights, for the model card.
+        license: License of the weights, for the model card.
     """
 
     format: str | None = None
     out: str | None = None
     network: Network | None = None
     recalibrate: str | None = None
-    licence: str = "unknown"
+    license: str = "unknown"
 
 
 def export(words: Words) -> int:
@@ -339,7 +335,7 @@ def export(words: Words) -> int:
         raise UserError(f"Choose a format with --format: {', '.join(FORMATS)}.")
     out = _out(o.out, "Choose a folder with --out FOLDER.")
     lines = api.export_encoder(
-        source, o.format, out, network=o.network, recalibrate=o.recalibrate, license=o.licence
+        source, o.format, out, network=o.network, recalibrate=o.recalibrate, license=o.license
     )
     print(f"Wrote {out}. To load it:\n\n{lines}")
     return 0
@@ -437,12 +433,6 @@ def _say(text: str) -> None:
     """Print once, from however many processes."""
     if _is_first():
         print(text)
-
-
-def _warn(text: str) -> None:
-    """Say once what works but should be spelled otherwise."""
-    if _is_first():
-        print(f"momentum2: {text}", file=sys.stderr)
 
 
 def _is_first() -> bool:

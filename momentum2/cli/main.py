@@ -68,6 +68,9 @@ def _run(arguments: list[str]) -> int:
             options.fill(parser, COMMANDS[name].defaults(words))
             parser.print_help()
             return 0
+        if os.environ.get("RANK", "0") == "0":
+            for sentence in words.old:
+                _say(sentence, 0)
         return COMMANDS[name].run(words)
     except SaidElsewhere:
         return 2

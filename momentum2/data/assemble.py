@@ -124,7 +124,7 @@ class Assemble:
                 self._crop(picture, [of_view[row] for of_view in boxes], rooms)
             except BadImage as reason:  # the header was fine, the rest is not
                 self.dataset.bad[int(taken[row])] = str(reason)
-                taken[row] = self._crop_neighbour(int(taken[row]), [d[row : row + 1] for d in draws], rooms)
+                taken[row] = self._crop_neighbor(int(taken[row]), [d[row : row + 1] for d in draws], rooms)
         return taken
 
     def _crop(self, picture: Picture, boxes: list[list[int]], rooms: list[Pixels]) -> None:
@@ -136,7 +136,7 @@ class Assemble:
             box = (top / scale, left / scale, height / scale, width / scale)
             room[:] = resized_crop_one(pixels, box, spec.size)
 
-    def _crop_neighbour(self, index: int, draws: list[Draws], rooms: list[Pixels]) -> int:
+    def _crop_neighbor(self, index: int, draws: list[Draws], rooms: list[Pixels]) -> int:
         self.dataset.check_bad()
 
         def crop(picture: Picture) -> None:

@@ -44,7 +44,7 @@ def write_views(config: Config, out_path: Path, count: int = 8) -> None:
 
 
 def _to_pixels(view: Tensor, spec: ViewSpec) -> Pixels:
-    """(n, 3, size, size) normalised to (n, size, size, 3) uint8."""
+    """(n, 3, size, size) normalized to (n, size, size, 3) uint8."""
     mean, std = (torch.tensor(value).view(3, 1, 1) for value in (spec.mean, spec.std))
     pixels: Pixels = ((view * std + mean) * 255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()
     return pixels

@@ -69,11 +69,11 @@ class Encoded:
         if not self.data.startswith(b"\xff\xd8\xff"):
             return None
         try:
-            height, width, colours, _ = simplejpeg.decode_jpeg_header(self.data)
+            height, width, colors, _ = simplejpeg.decode_jpeg_header(self.data)
         except ValueError:
             return None
         _refuse_bomb(width, height)
-        return (height, width) if colours in ("YCbCr", "Gray", "RGB") else None
+        return (height, width) if colors in ("YCbCr", "Gray", "RGB") else None
 
     @cached_property
     def _orientation(self) -> int:

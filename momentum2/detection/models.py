@@ -67,7 +67,7 @@ class Anchors(AnchorGenerator):  # type: ignore[misc]
         strides: Of every level.
         scales: Sizes of the anchors in strides.
         ratios: Height / width of the anchors.
-        offset: Where in its cell an anchor lies: 0 for the corner, 0.5 for the centre.
+        offset: Where in its cell an anchor lies: 0 for the corner, 0.5 for the center.
     """
 
     def __init__(

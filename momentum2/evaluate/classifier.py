@@ -25,6 +25,7 @@ from momentum2.evaluate.subject import Subject
 from momentum2.methods import Supervised
 from momentum2.norms import convert_norms
 from momentum2.runs.directory import Resume, open_run
+from momentum2.runs.results import RANDOM
 from momentum2.seeds import derive
 from momentum2.training.build import make_job
 from momentum2.training.loop import fit
@@ -46,7 +47,11 @@ class Classifier(Encoder):
 
 def run_directory(subject: Subject, evaluation: str, out: str | None) -> Path:
     """`out`, or by default a directory beside the weights."""
-    return Path(out or subject.directory / evaluation.replace(" ", "-") / subject.name.replace(" ", "-"))
+    beside = subject.directory / evaluation.replace(" ", "-")
+    old = beside / "random-initialisation"  # as version 0.1 called it
+    if not out and subject.name == RANDOM and old.exists():
+        return old
+    return Path(out or beside / subject.name.replace(" ", "-"))
 
 
 def classifier_config(

@@ -1,4 +1,4 @@
-"""What an encoder makes of some images: a map of them, their nearest neighbours, and what those would vote."""
+"""What an encoder makes of some images: a map of them, their nearest neighbors, and what those would vote."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, cast
@@ -23,7 +23,7 @@ from momentum2.training.device import choose_device
 
 Map = Literal["pca", "tsne"]
 
-#: Neighbours that the gallery shows.
+#: Neighbors that the gallery shows.
 SHOWN = 8
 _BLOCK = 1024  # rows of similarities in memory at a time
 
@@ -50,11 +50,11 @@ class Learned:
         how: How the map was made, in words.
         names: What they are called.
         xy: (n, 2) places on the map, between 0 and 1.
-        neighbours: (n, SHOWN or fewer) the nearest of the others, nearest first.
+        neighbors: (n, SHOWN or fewer) the nearest of the others, nearest first.
         sprites: Their pictures.
         class_names: What labels mean; None without labels.
         labels: (n,) classes, or None.
-        predicted: (n,) what the neighbours vote, or None.
+        predicted: (n,) what the neighbors vote, or None.
         k: How many vote.
     """
 
@@ -62,7 +62,7 @@ class Learned:
     how: str
     names: list[str]
     xy: NDArray[np.float64]
-    neighbours: Ints
+    neighbors: Ints
     sprites: Sprites
     class_names: tuple[str, ...] | None
     labels: Ints | None
@@ -100,7 +100,7 @@ def look(run: Snapshot, options: ReportOptions) -> Learned:
         how=how,
         names=[dataset.names[i] for i in found.indices.tolist()],
         xy=xy,
-        neighbours=order[:, :SHOWN].numpy(),
+        neighbors=order[:, :SHOWN].numpy(),
         sprites=draw_sprites(dataset, found.indices.tolist(), data.image_size),
         class_names=None if labels is None else dataset.class_names,
         labels=None if labels is None else labels.numpy(),
@@ -122,7 +122,7 @@ def nearest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def vote(labels: Tensor, order: Tensor, similarity: Tensor, run: Snapshot) -> Tensor:
-    """(n,) the class that neighbours (n, k) vote for, weighted as in the run's online kNN."""
+    """(n,) the class that neighbors (n, k) vote for, weighted as in the run's online kNN."""
     weights = ((similarity.double() - 1) / run.config.monitor.knn_temperature).exp()
     votes = torch.zeros(len(order), int(labels.max()) + 1, dtype=torch.float64)
     return votes.scatter_add_(1, labels[order], weights).argmax(1)

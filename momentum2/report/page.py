@@ -97,7 +97,7 @@ def _map(learned: Learned, sprites: dict[str, int]) -> dict[str, Any]:
         "x": learned.xy[:, 0].round(4).tolist(),
         "y": learned.xy[:, 1].round(4).tolist(),
         "names": learned.names,
-        "neighbours": learned.neighbours.tolist(),
+        "neighbors": learned.neighbors.tolist(),
         "classes": learned.class_names,
         "labels": None if learned.labels is None else learned.labels.tolist(),
         "predicted": None if learned.predicted is None else learned.predicted.tolist(),

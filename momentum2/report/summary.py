@@ -28,7 +28,7 @@ def _card(place: int, run: Snapshot) -> str:
     )
     network = f"{config.model.backbone} of width {config.model.width:g}, {config.data.image_size} px, "
     return (
-        f'<article class="card" data-colour="{place}"><h3>{escape(run.name)}</h3>'
+        f'<article class="card" data-color="{place}"><h3>{escape(run.name)}</h3>'
         f"<p>{escape(what + network + data)}</p>"
         f'<dl class="facts">{facts}</dl><ul class="verdict">{words}</ul></article>'
     )

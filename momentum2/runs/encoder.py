@@ -78,8 +78,8 @@ class EncoderCard:
     def of_foreign(cls, architecture: Architecture, feature_dim: int, image_size: int = 224) -> Self:
         """The card of an encoder of which only the architecture is known."""
         view = view_specs(ViewsConfig(recipe="evaluation"), image_size)[0]
-        assert view.centre is not None
-        return cls(*architecture, feature_dim, image_size, view.mean, view.std, view.centre)
+        assert view.center is not None
+        return cls(*architecture, feature_dim, image_size, view.mean, view.std, view.center)
 
     @property
     def architecture(self) -> Architecture:
@@ -88,7 +88,7 @@ class EncoderCard:
     @property
     def view(self) -> ViewSpec:
         """What is done to an image before the encoder sees it."""
-        return ViewSpec(self.image_size, centre=self.crop, flip_p=0.0, mean=self.mean, std=self.std)
+        return ViewSpec(self.image_size, center=self.crop, flip_p=0.0, mean=self.mean, std=self.std)
 
     def to_metadata(self) -> dict[str, str]:
         return {"format": "pt", _CARD: json.dumps(asdict(self))}

@@ -16,7 +16,7 @@ Picture = Image.Image | NDArray[np.uint8] | Tensor
 
 
 class Preprocess:
-    """The view of evaluations: an image's central square, resized (antialiased bilinear) and normalised.
+    """The view of evaluations: an image's central square, resized (antialiased bilinear) and normalized.
 
     Takes one image and gives (3, size, size) float32: a PIL image of any mode, an (H, W, 3) uint8 array or a
     (3, H, W) uint8 tensor. Several images, as a sequence, an (n, H, W, 3) array or an (n, 3, H, W) tensor,

@@ -8,7 +8,9 @@ from typing import Any
 from momentum2.errors import UserError
 from momentum2.files import write_whole
 
-RANDOM, PIXELS = "random initialisation", "raw pixels"  # the networks that are floors
+RANDOM, PIXELS = "random initialization", "raw pixels"  # the networks that are floors
+
+_OLD_RANDOM = "random initialisation"  # as version 0.1 wrote it
 
 Settings = dict[str, float | int | str | None]
 
@@ -41,7 +43,7 @@ class Result:
     Args:
         evaluation: What was done, such as `knn` or `linear`; with data and network it names the result.
         data: The test images.
-        network: Whose features: `teacher`, `student`, `random initialisation`, `raw pixels`.
+        network: Whose features: `teacher`, `student`, `random initialization`, `raw pixels`.
         accuracy: The headline.
         floors: top1 of the built-in baselines, by the same evaluation unless the name says otherwise.
         settings: What the numbers depend on, and further numbers such as the best epoch.
@@ -70,7 +72,18 @@ def read_results(path: Path) -> dict[str, dict[str, Any]]:
         found = None
     if not isinstance(found, dict):
         raise UserError(f"{path} is not a results file. Move it away.")
-    return found
+    return {_renamed(name): _in_todays_words(entry) for name, entry in found.items()}
+
+
+def _in_todays_words(entry: Any) -> Any:
+    if not isinstance(entry, dict) or "network" not in entry:
+        return entry
+    floors = {_renamed(name): value for name, value in entry.get("floors", {}).items()}
+    return entry | {"network": _renamed(entry["network"]), "floors": floors}
+
+
+def _renamed(name: str) -> str:
+    return name.replace(_OLD_RANDOM, RANDOM)
 
 
 def write_result(path: Path, result: Result) -> None:

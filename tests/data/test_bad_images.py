@@ -102,7 +102,7 @@ def opened(folder: Path, cache: str, max_bad_fraction: float = 0.5) -> Dataset:
 
 
 @pytest.mark.parametrize("cache", ["on", "off"])
-def test_right_pixels_and_neighbours(folder: Path, cache: str) -> None:
+def test_right_pixels_and_neighbors(folder: Path, cache: str) -> None:
     dataset = opened(folder, cache)
     names = sorted(good_files() | bad_files())
     assert list(dataset.names) == names

@@ -121,7 +121,7 @@ def test_cache_dir_is_obeyed(make_folder: MakeFolder, tmp_path: Path, own_cache:
 
 
 @pytest.mark.parametrize("varied", [True, False])
-def test_bad_images_have_no_pixels_and_a_neighbour(
+def test_bad_images_have_no_pixels_and_a_neighbor(
     make_folder: MakeFolder, own_cache: Path, varied: bool
 ) -> None:
     root = make_folder(10, varied=varied, classes=2)
@@ -130,11 +130,11 @@ def test_bad_images_have_no_pixels_and_a_neighbour(
         (root / names[i]).write_bytes(b"junk")
     config = DataConfig(root=str(root), cache="on", max_bad_fraction=0.5)
     packed, plain = open_dataset(config), open_dataset(replace(config, cache="off"))
-    neighbours = [0, 1, 2, 5, 5, 5, 6, 7, 8, 0]
+    neighbors = [0, 1, 2, 5, 5, 5, 6, 7, 8, 0]
     for dataset in (packed, plain):
         taken, images = dataset.fetch(range(10))
-        assert taken.tolist() == neighbours
-        for image, other in zip(images, neighbours, strict=True):
+        assert taken.tolist() == neighbors
+        for image, other in zip(images, neighbors, strict=True):
             np.testing.assert_array_equal(image, plain.read([other])[0])
     assert packed.bad == plain.bad == dict.fromkeys((3, 4, 9), "not an image in a known format")
     [folder] = caches(own_cache)
@@ -144,7 +144,7 @@ def test_bad_images_have_no_pixels_and_a_neighbour(
 def test_what_can_be_read_again_is_no_longer_bad(
     make_folder: MakeFolder, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A network that fails for a moment must not be remembered for ever."""
+    """A network that fails for a moment must not be remembered forever."""
     config = DataConfig(root=str(make_folder(10)), cache="on", max_bad_fraction=0.5)
     [path] = [path for path in Path(str(config.root)).iterdir() if path.name == "004.png"]
     content, stamp = path.read_bytes(), path.stat()

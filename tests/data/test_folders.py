@@ -121,7 +121,7 @@ def test_imagenet_layout(tmp_path: Path) -> None:
     for place in ("train/n01", "train/n02", "val/n02"):
         put(tmp_path / place / "x.JPEG")
     assert opened("imagenet", tmp_path).class_names == ("n01", "n02")
-    for split in ("val", "test"):  # there is no labelled test set: val stands for it
+    for split in ("val", "test"):  # there is no labeled test set: val stands for it
         dataset = open_dataset(DataConfig(name="imagenet", root=str(tmp_path), cache="off"), split)
         assert list(dataset.names) == ["val/n02/x.JPEG"]
         assert dataset.labels is not None

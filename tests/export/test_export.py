@@ -63,7 +63,7 @@ def test_the_model_card_tells_what_is_known(run: Path, tmp_path: Path):
     }
     (run / "results.json").write_text(json.dumps({"knn | shapes test | teacher": result}))
     try:
-        lines = export(run, "torchvision", tmp_path / "out", licence="apache-2.0")
+        lines = export(run, "torchvision", tmp_path / "out", license="apache-2.0")
     finally:
         (run / "results.json").unlink()
     text = (tmp_path / "out" / "MODEL_CARD.md").read_text()

@@ -283,7 +283,7 @@ def test_half_precision_files_load_as_float32(tmp_path: Path, small: nn.Module):
 
 
 @pytest.mark.parametrize("name", RESNETS)
-def test_resnets_are_recognised(name: str):
+def test_resnets_are_recognized(name: str):
     with torch.device("meta"):
         state = torchvision.models.get_model(name, weights=None).state_dict()
     network = network_in(state, ["conv1.weight"], Path("file"))
@@ -349,7 +349,7 @@ def test_wrong_places_are_one_sentence(tmp_path: Path):
         load_encoder(tmp_path)
 
 
-def test_preprocessing_is_crop_resize_normalise(tmp_path: Path, small: nn.Module):
+def test_preprocessing_is_crop_resize_normalize(tmp_path: Path, small: nn.Module):
     save_encoder(tmp_path / ENCODER, small, CARD)
     preprocess = load_encoder(tmp_path / ENCODER).preprocess
     y, x = np.mgrid[:80, :120]
@@ -360,7 +360,7 @@ def test_preprocessing_is_crop_resize_normalise(tmp_path: Path, small: nn.Module
     expected = (np.asarray(crop) / 255 - [0.1, 0.2, 0.3]) / [0.4, 0.5, 0.6]
     one = preprocess(image)
     assert one.shape == (3, 32, 32)
-    np.testing.assert_allclose(one.permute(1, 2, 0).numpy(), expected, atol=0.011)  # one grey level
+    np.testing.assert_allclose(one.permute(1, 2, 0).numpy(), expected, atol=0.011)  # one gray level
     tensor = torch.from_numpy(pixels).permute(2, 0, 1)
     for same in (pixels, tensor):
         assert torch.equal(preprocess(same), one)
@@ -385,7 +385,7 @@ def test_preprocessing_is_what_evaluations_see(tmp_path: Path, small: nn.Module,
     (batch,) = iterate(dataset, loaded.card.view, batch_size=1)
     (expected,) = render(batch.images, batch.draws, (loaded.card.view,))
     with Image.open(tmp_path / "photos" / "0.png") as image:
-        torch.testing.assert_close(loaded.preprocess([image]), expected, atol=0.011, rtol=0)  # one grey level
+        torch.testing.assert_close(loaded.preprocess([image]), expected, atol=0.011, rtol=0)  # one gray level
 
 
 def test_the_package_has_no_other_lazy_names():
