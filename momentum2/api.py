@@ -54,7 +54,7 @@ class Stopped(Exception):
 
 
 def recipe(name: str, overrides: Mapping[str, object] | None = None) -> Config:
-    """The config of a named recipe with settings of your own, dotted (`{"train.epochs": 20}`) or nested.
+    """The config of a named recipe with your own settings, dotted (`{"train.epochs": 20}`) or nested.
 
     A recipe that looks at the images, such as `folder`, does so here.
     """
@@ -88,10 +88,10 @@ def pretrain(
         config: The whole run.
         out: The run directory.
         resume: auto: resume or start. never: only start. must: only resume.
-        dataset: Images of your own instead of `config.data`: a `momentum2.data.Dataset`, or any sequence of images or
+        dataset: Your own images instead of `config.data`: a `momentum2.data.Dataset`, or any sequence of images or
             (image, label) pairs.
-        encoder: A network of your own instead of `config.model`: (n, 3, s, s) -> (n, d). It is copied.
-        method: A method of your own instead of `config.method.name`.
+        encoder: Your own network instead of `config.model`: (n, 3, s, s) -> (n, d). It is copied.
+        method: Your own method instead of `config.method.name`.
 
     Returns:
         The run; `run.finished` is False where a signal stopped it, and the same call resumes it.
@@ -184,7 +184,7 @@ def evaluate_knn(
         data: Labeled images: a folder, an archive, a list file, or shapes (default: the run's own).
         options: How.
         subject: Which network, on which images and where, in detail.
-        encoder: The network, where the run was started with one of your own.
+        encoder: The network, where the run was started with your own.
     """
     with _subject(source, data, subject, encoder) as found:
         return _kept(knn.evaluate_knn(found, options or knn.KnnOptions()), found)
@@ -282,7 +282,7 @@ def write_report(
 def views(
     data: str, out: Source = "views.png", *, count: int = 8, overrides: Mapping[str, object] | None = None
 ) -> Path:
-    """Draw images with the views that the network sees of them; returns the picture's place."""
+    """Draw images with the views that the network sees of them; returns its path."""
     from momentum2.data.contact_sheet import write_views
     from momentum2.settings import override
 

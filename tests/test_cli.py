@@ -82,7 +82,7 @@ def planned(*arguments: str) -> Config:
         (["pretrain", "folder", "--data", "photos"], "Unknown option --data. Did you mean --data.root?"),
         (["pretrain", "quickstart", "--out="], "Choose a run directory with --out DIR."),
         (["evaluate"], "Choose what to evaluate: knn, linear or semi."),
-        (["evaluate", "kn", "RUN"], "Choose what to evaluate: knn, linear or semi. 'kn' is none."),
+        (["evaluate", "kn", "RUN"], "Choose what to evaluate: knn, linear or semi. 'kn' is not one of them."),
         (["evaluate", "knn"], "Missing argument RUN"),
         (["evaluate", "knn", "nowhere", "--k", "0"], "--k must be at least 1"),
         (["evaluate", "linear", "nowhere", "--lr=-1"], "--lr must be at least 0"),
@@ -254,7 +254,7 @@ def test_data_that_is_named_is_taken_whole(tmp_path: Path):
     """A run that was tested on some images of its own, by its recipe, embeds all of somebody else's."""
     data = find_data(str(tmp_path), DataConfig("shapes", train_size=5000))
     assert (data.name, data.root, data.train_size) == ("folder", str(tmp_path), None)
-    with pytest.raises(UserError, match="^Pass a folder of images"):
+    with pytest.raises(UserError, match=r"^Pass a folder of images"):
         find_data("", DataConfig())
 
 

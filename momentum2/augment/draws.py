@@ -16,7 +16,7 @@ from torch import Tensor
 
 from momentum2.augment.specs import ViewSpec
 
-_BLOCKS = 9  # Philox makes four 64-bit numbers a block: 36 numbers for every sample
+_BLOCKS = 9  # Philox makes four 64-bit numbers per block: 36 numbers for every sample
 _ORDERS = torch.tensor(list(permutations(range(4))))
 
 

@@ -28,7 +28,9 @@ def color_jitter_(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
         return images.index_copy_(0, index, sorted_images)
 
     chosen = factors.gather(1, order)  # the factor of the k-th operation
-    done = [int((place <= k).sum()) for k in range(3)]  # so many come first with their hue at place <= k
+    done = [
+        int((place <= k).sum()) for k in range(3)
+    ]  # the number that come first, with their hue at place <= k
     for k in range(3):  # what comes before the hue ...
         blend_(images[done[k] :], chosen[done[k] :, k], order[done[k] :, k])
     hue_(images, factors[:, HUE])

@@ -22,7 +22,7 @@ from momentum2.data.packing import decode, pack
 from momentum2.errors import SettingError
 
 _FORMAT = 1  # part of the key: raise it when other pixels come out of the same files
-_SHARE = 0.25  # of the memory that a cache may take to be made of its own accord
+_SHARE = 0.25  # of the memory: the largest cache that auto makes
 
 
 class Packed(Dataset):
@@ -69,7 +69,7 @@ class Packed(Dataset):
 
 
 def packed(dataset: Dataset, kind: str, cache: Cache, directory: str | None) -> Dataset:
-    """`dataset` from its cache, which is made if need be; the data set itself where there is to be none."""
+    """`dataset` from its cache, which is made if needed; the data set itself if it is not cached."""
     if cache == "off" or dataset.in_memory:
         return dataset
     base = Path(directory).expanduser() if directory else _user_cache()

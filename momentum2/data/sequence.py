@@ -1,4 +1,4 @@
-"""A sequence of images of the user's own as a data set."""
+"""A user's own sequence of images as a data set."""
 
 import hashlib
 from collections.abc import Sequence

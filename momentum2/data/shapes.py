@@ -29,7 +29,7 @@ CLASS_NAMES = tuple(f"{texture} {shape}" for shape in SHAPES for texture in TEXT
 _CHUNK_PIXELS = 1 << 16  # drawn at a time: the working arrays stay in the cache
 _RIM = 0.1  # width in radii of an object's outline, in the ground color of its texture
 _BARS = 4  # pieces of clutter
-_LATTICE = 4  # the background's colors are interpolated between this many points a side
+_LATTICE = 4  # the background's colors are interpolated between this many points per side
 _QUADRANTS = np.array([(x, y) for y in (0.27, 0.73) for x in (0.27, 0.73)], np.float32)
 
 _TURN = 2 * np.pi * np.arange(4096) / 4096

@@ -27,7 +27,7 @@ class CocoData:
         annotations: The JSON file.
         images: Folder of the images. Where an entry has a `coco_url`, as in LVIS 1.0, its folder is the one named
             there, beside this one.
-        count: Use only the first so many images of a seeded order.
+        count: Use only the first `count` images of a seeded order.
         seed: Seed of that order.
         training: Leave out images that show nothing to learn.
     """

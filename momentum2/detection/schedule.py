@@ -1,4 +1,4 @@
-"""What the settings come to for a number of images and processes."""
+"""What the settings resolve to for a number of images and processes."""
 
 from dataclasses import dataclass
 

@@ -22,7 +22,7 @@ class SemiOptions:
 
     Args:
         fraction: Share of each class's training images that keep their labels, such as 0.01 or 0.1.
-        list: Instead of a fraction: text file of image names, as SimCLR's lists for ImageNet.
+        list: Instead of a fraction: a text file of image names, such as SimCLR's lists for ImageNet.
         epochs: Passes over these images (default: 20 if they are less than 5% of all, else 15).
         batch_size: Images per step, over all processes (default: 1024, or all if they are fewer).
         lr: Learning rate per 256 images.

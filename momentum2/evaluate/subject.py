@@ -36,14 +36,14 @@ class SubjectOptions:
     Args:
         data: Labeled images: split to learn from, test_split to test on (default: the run's eval_data).
         network: teacher or student (default: the one that the run exports).
-        weights: given ones, or a floor instead: the architecture at random initialization, or raw pixels.
+        weights: given, or a floor: the architecture at random initialization (random), or raw pixels (pixels).
         backbone: Architecture of a state dict from elsewhere; that of a ResNet is detected.
         stem: Stem of a state dict from elsewhere.
         width: Width of a state dict from elsewhere.
-        feature_batch: Images at a time where only features are computed.
-        precision: auto is bf16 where the device computes in it, else fp32.
+        feature_batch: Images per batch when only features are computed.
+        precision: auto is bf16 if the device supports it, else fp32.
         device: auto, cpu, cuda, cuda:1, mps.
-        threads: CPU threads per process (default: torch's own choice); it affects the last bits of the result.
+        threads: CPU threads per process (default: torch's); it affects the last bits of the results.
         seed: Seed of every random choice.
     """
 

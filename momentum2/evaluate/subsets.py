@@ -27,7 +27,7 @@ def stratified(labels: Ints, fraction: float, seed: int) -> Ints:
 def listed(names: Sequence[str], path: Path) -> Ints:
     """Sorted indices of the images named in a text file, one per line: a file name, or the end of a path.
 
-    SimCLR's lists of 1 % and 10 % of ImageNet, lines such as `n01440764_10074.JPEG`, are of this kind.
+    SimCLR's lists of 1% and 10% of ImageNet, lines such as `n01440764_10074.JPEG`, are of this kind.
     """
     try:
         wanted = dict.fromkeys(line.strip() for line in path.read_text(encoding="utf-8").splitlines())

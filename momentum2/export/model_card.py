@@ -72,8 +72,8 @@ def _numbers(run: Path | None) -> dict[str, str]:
     for name, result in read_results(run / RESULTS).items():
         accuracy: Any = result.get("accuracy")
         if accuracy:
-            interval = f"95 % interval {accuracy['low']:.2f} to {accuracy['high']:.2f}"
-            numbers[name.replace(" | ", ", ")] = f"top-1 {accuracy['top1']:.2f} % ({interval})"
+            interval = f"95% interval {accuracy['low']:.2f} to {accuracy['high']:.2f}"
+            numbers[name.replace(" | ", ", ")] = f"top-1 {accuracy['top1']:.2f}% ({interval})"
     return numbers
 
 

@@ -1,4 +1,4 @@
-"""Batch-norm statistics measured anew, over given data."""
+"""Batch-norm statistics measured again, over given data."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

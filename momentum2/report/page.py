@@ -20,8 +20,6 @@ from momentum2.runs.handle import Snapshot, read_runs
 from momentum2.runs.names import REPORT
 from momentum2.settings import check
 
-#: Name of a run's report in its directory.
-
 NO_PLOTLY = "The curves need plotly. Run pip install 'momentum2[report]', then momentum2 report RUN."
 NO_LABELS = "No confusion matrix: the images are unlabeled. Put each class in its own folder."
 

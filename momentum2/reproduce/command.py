@@ -17,14 +17,14 @@ class ReproduceOptions:
     """How a table is run.
 
     Args:
-        scale: How large.
-        rows: Only these rows, by their names with commas between.
-        seeds: Seeds with commas between (default: 0; cifar: 0,1).
-        epochs: Length of the shortest pretraining instead of the scale's own.
-        out: Where all goes (default: runs/reproduce/SCALE).
+        scale: Size of the runs.
+        rows: Only these rows: names separated by commas.
+        seeds: Seeds separated by commas (default: 0; cifar: 0,1).
+        epochs: Length of the shortest pretraining (default: the scale's).
+        out: Folder of the runs and tables (default: runs/reproduce/SCALE).
         data: The images to pretrain on; smoke needs none.
         detection_data: COCO or LVIS, for the tables about them.
-        jobs: Runs side by side (default: one a core; paper: 1).
+        jobs: Runs at the same time (default: one per core; paper: 1).
         launcher: What starts `-m momentum2 ...`, with {nodes} for the number of machines of 8 GPUs (paper: torchrun).
         dry_run: Print the commands instead of running them.
     """
@@ -42,7 +42,7 @@ class ReproduceOptions:
 
 
 def find_work(name: str, options: ReproduceOptions) -> Work:
-    """The table called `name` as it is to be run, or a `UserError` before anything is."""
+    """The table called `name` as it will be run, or a `UserError` before anything is."""
     if name not in TABLES:
         raise UserError(f"There is no table called {name!r}. {hint(name, TABLES)}")
     paper = options.scale == "paper"

@@ -1,4 +1,4 @@
-"""What the runs of a table came to: read from their directories, written as JSON, Markdown and a plot."""
+"""The results of a table's runs: read from their directories, written as JSON, Markdown and a plot."""
 
 import json
 import platform

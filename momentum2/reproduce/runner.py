@@ -1,4 +1,4 @@
-"""Rows × seeds of a table, a few at a time. Whatever is finished is kept; the same command goes on."""
+"""Rows × seeds of a table, a few at a time. Whatever is finished is kept; the same command resumes the rest."""
 
 import json
 import math
@@ -41,11 +41,11 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Work:
-    """A table to be reproduced.
+    """A table to reproduce.
 
     Args:
         table: The table.
-        keys: The rows that are to be run.
+        keys: The rows to run.
         out: Where everything goes.
         seeds: Each row is run with each.
         root: Images to pretrain on, where the scale needs some.
@@ -87,7 +87,7 @@ class Work:
         return math.ceil(devices / 8) if isinstance(devices, int) else 1
 
     def start(self, nodes: int) -> list[str]:
-        """What starts `-m momentum2 ...` on so many machines; nothing if it needs no launcher."""
+        """What starts `-m momentum2 ...` on this many machines; nothing if it needs no launcher."""
         launcher = self.launcher
         if launcher is None:
             launcher = "" if self.table.scale != "paper" else _MACHINE if nodes == 1 else _CLUSTER

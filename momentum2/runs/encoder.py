@@ -144,7 +144,7 @@ def load_encoder(
         backbone: Architecture of a state dict; that of a ResNet is found from its tensors.
         stem: Stem of a state dict; needed where it is 3x3.
         width: Width of a state dict; found from its tensors.
-        encoder: A network of your own, such as the run was started with; the weights go into a copy of it.
+        encoder: Your own network, such as the run was started with; the weights go into a copy of it.
     """
     path = Path(source)
     if path.is_dir():

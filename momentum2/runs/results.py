@@ -22,7 +22,7 @@ class Accuracy:
     Args:
         top1: Share of the images whose first guess is right.
         top5: Share whose right class is among the first five guesses; None with five classes or fewer.
-        low: Lower end of the 95 % bootstrap interval of top1.
+        low: Lower end of the 95% bootstrap interval of top1.
         high: Upper end of it.
         per_class: top1 of each class that has test images.
         images: Number of test images.

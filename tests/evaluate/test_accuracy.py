@@ -97,5 +97,5 @@ def test_a_result_is_said(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.INFO, "momentum2"):
         say_result(result)
     shown = "\n".join(caplog.messages)
-    assert f"top-1  {result.accuracy.top1:.2f} %" in shown
-    assert "12.50 %  raw pixels" in shown
+    assert f"top-1  {result.accuracy.top1:.2f}%" in shown
+    assert "12.50%  raw pixels" in shown

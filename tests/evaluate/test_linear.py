@@ -222,4 +222,4 @@ def test_a_floor_by_the_paper_s_protocol_appears_beside_the_result(
     found = json.loads((run / "results.json").read_text())
     floor = found["linear | pictures test | random initialization"]["accuracy"]["top1"]
     assert found["linear | pictures test | teacher"]["floors"] == {"random initialization": floor}
-    assert f"floor  {floor:.2f} %  random initialization" in caplog.messages
+    assert f"floor  {floor:.2f}%  random initialization" in caplog.messages

@@ -72,7 +72,7 @@ def test_the_model_card_tells_what_is_known(run: Path, tmp_path: Path):
     assert "| training data | 64 images (shapes) at 64 px |" in text
     assert "| origin | teacher of byol after 2 steps |" in text
     assert "512 pooled features" in text
-    assert "| knn, shapes test, teacher | top-1 61.25 % (95 % interval 60.00 to 62.50) |" in text
+    assert "| knn, shapes test, teacher | top-1 61.25% (95% interval 60.00 to 62.50) |" in text
     losses = [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert f"| training loss | {losses[-1]:.4g} at step 2 |" in text
     assert "weight_momentum: 0.01" in text
