@@ -1,4 +1,4 @@
-"""A picture of what the network sees: some images and, beside each, its views."""
+"""A drawing of what the network sees: some images and, beside each, its views."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -276,7 +276,7 @@ class _Feed:
 
     def _describe(self, job: Job) -> str:
         names = self.task.dataset.names
-        return f"step {job.step}, images {', '.join(names[i] for i in job.indices[:3])} and what follows"
+        return f"step {job.step}, images {', '.join(names[i] for i in job.indices[:3])} and the following"
 
 
 def _in_background(source: Iterator[T], interrupt: Callable[[], None]) -> Generator[T, None, None]:

@@ -56,7 +56,7 @@ def _facts(card: EncoderCard, run: Path | None, license: str, recalibrated: str 
         "license": license,
         "written by": f"momentum2 {card.version}",
     }
-    return facts | ({"batch norm": f"statistics measured anew on {recalibrated}"} if recalibrated else {})
+    return facts | ({"batch norm": f"statistics measured again on {recalibrated}"} if recalibrated else {})
 
 
 def _numbers(run: Path | None) -> dict[str, str]:

@@ -14,7 +14,7 @@ from momentum2.teacher import MomentumTeacher, TeacherNorm
 
 
 class Output(NamedTuple):
-    """Result of one micro-batch: the loss, and N×d outputs where their spread is to be watched for collapse."""
+    """Result of one micro-batch: the loss, and N×d outputs if their spread should be watched for collapse."""
 
     loss: Tensor
     z: Tensor | None

@@ -32,8 +32,8 @@ class MomentumBatchNorm(PlainBatchNorm):
         num_features: c of an input (n, c, ...) of 2 to 5 dimensions.
         eps: Added to the variance.
         affine: Learn a weight and a bias per channel.
-        devices: k, the devices whose samples come in one batch: each n/k consecutive samples have statistics
-            and a history of their own.
+        devices: k, the devices whose samples come in one batch: each n/k consecutive samples have their
+            own statistics and history.
         compat: "official" multiplies the variance by (n/(n−1))², as the authors' released code does.
     """
 

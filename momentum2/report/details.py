@@ -85,7 +85,7 @@ def settings_part(run: Snapshot) -> str:
     text = config.read_text(encoding="utf-8", errors="replace")
     parts = [f"<h4>Run it again</h4><pre>{escape(commands)}</pre>"]
     if run.plan:
-        parts.append(f"<h4>What it comes to</h4><pre>{escape(run.plan)}</pre>")
+        parts.append(f"<h4>What it resolves to</h4><pre>{escape(run.plan)}</pre>")
     parts.append(f"<details><summary>All settings (config.yaml)</summary><pre>{escape(text)}</pre></details>")
     return "".join(parts)
 

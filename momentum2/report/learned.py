@@ -51,11 +51,11 @@ class Learned:
         names: What they are called.
         xy: (n, 2) places on the map, between 0 and 1.
         neighbors: (n, SHOWN or fewer) the nearest of the others, nearest first.
-        sprites: Their pictures.
+        sprites: Their thumbnails.
         class_names: What labels mean; None without labels.
         labels: (n,) classes, or None.
         predicted: (n,) what the neighbors vote, or None.
-        k: How many vote.
+        k: Number of neighbors that vote.
     """
 
     what: str

@@ -16,7 +16,7 @@ _LATER = "momentum2 report RUN shows this; it takes too much computing to repeat
 
 
 def watch(run: Path, port: int = 8010) -> None:
-    """Serve a live page about `run` on 127.0.0.1 until Ctrl-C; port 0 takes a free one."""
+    """Serve a live page about `run` on 127.0.0.1 until Ctrl-C; port 0 picks a free one."""
     with make_server(run, port) as server:
         print(f"Watching {run} at http://127.0.0.1:{server.server_port}/ (Ctrl-C ends)", flush=True)
         try:

@@ -84,7 +84,7 @@ class Checkpoints:
         raise_together(problem)
 
     def load(self) -> Checkpoint | None:
-        """The newest undamaged checkpoint, the same on all processes; None if there is none yet."""
+        """The newest intact checkpoint, the same on all processes; None if there is none yet."""
         files = on_first(self._newest)
         if not files:
             return None
@@ -131,7 +131,7 @@ class Checkpoints:
             remove_whole(self.path(old))
 
     def _newest(self) -> list[bytes]:
-        """Contents of the newest undamaged checkpoint; empty if there is no checkpoint at all."""
+        """Contents of the newest intact checkpoint; empty if there is no checkpoint at all."""
         steps = self.steps()
         for step in reversed(steps):
             path = self.path(step)
