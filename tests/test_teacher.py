@@ -181,7 +181,7 @@ def test_a_refused_update_changes_nothing(student):
 
 
 def test_an_unknown_history_is_refused(student):
-    with pytest.raises(UserError, match="choose local or global"):
+    with pytest.raises(UserError, match="Choose local or global"):
         MomentumTeacher(student, history="shared")
 
 

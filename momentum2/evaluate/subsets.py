@@ -44,9 +44,10 @@ def listed(names: Sequence[str], path: Path) -> Ints:
             places.get("/".join(parts[-d:]), []).append(index)
     wrong = [line for line, found in places.items() if len(found) != 1]
     if wrong:
-        what = "matches several training images" if places[wrong[0]] else "matches no training image"
+        what = "several" if places[wrong[0]] else "none"
         raise SettingError(
             "list",
-            f"{path} has {len(wrong):,} wrong lines of {len(wanted):,}. For example, {wrong[0]} {what}.",
+            f"{path} has {len(wrong):,} of {len(wanted):,} lines that do not match exactly one training image. For "
+            f"example, {wrong[0]} matches {what}.",
         )
     return np.unique([found[0] for found in places.values()])

@@ -14,7 +14,7 @@ from momentum2.config import Limits
 from momentum2.data import open_dataset
 from momentum2.data.dataset import Ints, Subset
 from momentum2.data.sampler import seeded_subset
-from momentum2.errors import SettingError, UserError
+from momentum2.errors import SettingError, UserError, called
 from momentum2.evaluate.features import extract
 from momentum2.report.sprites import Sprites, draw_sprites
 from momentum2.runs.encoder import load_encoder
@@ -78,9 +78,10 @@ def look(run: Snapshot, options: ReportOptions) -> Learned:
     tested = run.config.eval_data.name != "none"
     data = run.config.eval_data if tested else run.config.data
     loaded = load_encoder(run.directory)
-    whole = open_dataset(
-        replace(data, cache="off", download=False), data.test_split if tested else data.split
-    )
+    with called({"data.": "eval_data."} if tested else {}):
+        whole = open_dataset(
+            replace(data, cache="off", download=False), data.test_split if tested else data.split
+        )
     count = min(options.points, len(whole))
     dataset = Subset(whole, np.sort(seeded_subset(len(whole), 0, count)))
     device = choose_device("auto")

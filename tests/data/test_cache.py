@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import multiprocessing
 import os
 import pickle
@@ -15,7 +16,7 @@ import pytest
 from momentum2.config import DataConfig
 from momentum2.data import cache, open_dataset, packing
 from momentum2.data.cache import Packed
-from momentum2.errors import UserError
+from momentum2.errors import SettingError
 
 MakeFolder = Callable[..., Path]
 
@@ -86,18 +87,19 @@ def test_a_failure_leaves_nothing(
     make_folder: MakeFolder,
     own_cache: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(packing.np, "save", full)
     config = DataConfig(root=str(make_folder(10)), cache="on")
-    with pytest.raises(UserError, match=r"No space left .* --data.cache_dir"):
+    with pytest.raises(SettingError, match="No space left") as error:
         open_dataset(config)
+    assert error.value.setting == "data.cache_dir"
     assert caches(own_cache) == []
     assert not isinstance(open_dataset(replace(config, cache="auto")), Packed)  # goes on without
-    assert "not cached" in capsys.readouterr().err
+    assert "not cached" in caplog.text
 
 
 def test_auto_packs_what_fits(make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +167,7 @@ def test_two_processes_at_once(
     barrier, results = context.Barrier(3), context.SimpleQueue()
 
     def build() -> None:
+        logging.basicConfig(level=logging.INFO, force=True)  # to stderr
         barrier.wait()
         data = open_dataset(config)
         pixels = b"".join(image.tobytes() for image in data.read(range(60)))

@@ -90,7 +90,7 @@ def test_the_rows_of_all_devices_reach_every_process_and_all_fall_back_together(
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert first.out.splitlines() == ["2 [20.0, 20.0, 20.0] [2.0, 2.25]", "1 [10.0, 10.0, 10.0] [1.0, 1.25]"]
     assert second.out == first.out
-    assert "step-00000002 is damaged" in first.err
+    assert "step-00000002 is corrupt" in first.err
     assert not (tmp_path / "1").exists()  # only process 0 writes
 
 

@@ -87,7 +87,7 @@ def test_a_class_whose_name_is_not_utf8(tmp_path: Path):
 def test_a_foreign_file_is_not_overwritten(tmp_path: Path):
     path = tmp_path / "results.json"
     path.write_text("[1, 2")
-    with pytest.raises(UserError, match="not a file of results"):
+    with pytest.raises(UserError, match="not a results file"):
         write_result(path, a_result())
     assert path.read_text() == "[1, 2"
 

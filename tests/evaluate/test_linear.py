@@ -178,7 +178,7 @@ def test_raw_pixels_by_the_paper_s_protocol(run: Path):
     ("options", "sentence"),
     [
         (replace(SHORT, epochs=0), "^epochs must be at least 1"),
-        (replace(SHORT, batch_size=500), "choose --batch_size 184 or less"),
+        (replace(SHORT, batch_size=500), "^batch_size 500 exceeds the number of images .184"),
     ],
 )
 def test_mistakes_are_one_sentence(run: Path, options: LinearOptions, sentence: str):

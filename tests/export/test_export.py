@@ -45,7 +45,7 @@ def test_recalibrated_statistics_are_those_of_the_images(run: Path, tmp_path: Pa
     torch.testing.assert_close(exported(batch), expected, atol=1e-4, rtol=1e-4)
     before, after = original.encoder.state_dict(), exported.encoder.state_dict()
     assert torch.equal(before["layer1.0.conv1.weight"], after["layer1.0.conv1.weight"])
-    assert "measured anew on photos" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    assert "measured again on photos" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
 
 
 def test_one_image_is_too_few_to_recalibrate(run: Path, tmp_path: Path, photos: Path):
@@ -89,14 +89,14 @@ def test_a_file_of_others_has_a_card_too(run: Path, tmp_path: Path):
 
 
 def test_mistakes_are_one_sentence(run: Path, tmp_path: Path):
-    with pytest.raises(UserError, match="did you mean torchvision"):
+    with pytest.raises(UserError, match="Did you mean torchvision"):
         export(run, "torchvison", tmp_path / "out")
-    with pytest.raises(UserError, match="choose from torchvision, timm"):
+    with pytest.raises(UserError, match="Choose from torchvision, timm"):
         export(run, "caffe", tmp_path / "out")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     for occupied in ("full", "full/file"):
-        with pytest.raises(UserError, match="exists already"):
+        with pytest.raises(UserError, match="already exists"):
             export(run, "timm", tmp_path / occupied)
     with pytest.raises(UserError, match="cannot be written"):
         export(run, "timm", tmp_path / "full" / "file" / "out")

@@ -99,5 +99,5 @@ def test_without_test_images_those_of_the_training_are_shown(run: Path):
 def test_images_that_are_gone_are_a_sentence(run: Path):
     files = read_run(run)
     config = replace(files.config, eval_data=replace(files.config.eval_data, root="/nowhere"))
-    with pytest.raises(UserError, match="/nowhere does not exist"):
+    with pytest.raises(UserError, match=r"eval_data\.root /nowhere does not exist"):
         look(replace(files, config=config), ReportOptions())
