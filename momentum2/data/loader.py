@@ -1,6 +1,8 @@
 """Batches on the device, in an order and with draws that depend on (seed, step) alone."""
 
+import pickle
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -21,7 +23,7 @@ from momentum2.data.bad_images import report_bad
 from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.sampler import batch_indices, own_places, steps_per_epoch
 from momentum2.data.workers import AHEAD, SharedMemory, Workers
-from momentum2.errors import SettingError
+from momentum2.errors import SettingError, UserError
 
 T = TypeVar("T")
 
@@ -213,6 +215,7 @@ class _Feed:
             ready = self._collect(plan, partial(map, self.task), self.task, self.task.local, slots=1)
             yield from self._deliver(ready, interrupt=lambda: None)
             return
+        _check_picklable(dataset)
         samples = min(_JOB, _divide_up(self.task.local, 2 * self.workers))
         slots = 2 + _divide_up(AHEAD * self.workers, _divide_up(self.task.local, samples))
         task = replace(self.task, memory=SharedMemory(slots * self.task.slot_bytes))
@@ -277,6 +280,23 @@ class _Feed:
     def _describe(self, job: Job) -> str:
         names = self.task.dataset.names
         return f"step {job.step}, images {', '.join(names[i] for i in job.indices[:3])} and the following"
+
+
+def _check_picklable(dataset: Dataset) -> None:
+    """Raise a `UserError` if worker processes cannot be given the data set."""
+    kinds = {type(dataset), type(getattr(dataset, "items", None))}
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    if any(kind.__module__ == "__main__" for kind in kinds) and not (main and Path(main).exists()):
+        raise UserError(
+            "Worker processes cannot import a class that was defined in a notebook or a console. Put it into a module, "
+            "or set data.workers to 0."
+        )
+    try:
+        pickle.dumps(dataset)
+    except Exception as error:
+        raise UserError(
+            f"The data set cannot be sent to worker processes ({error}). Make it picklable, or set data.workers to 0."
+        ) from None
 
 
 def _in_background(source: Iterator[T], interrupt: Callable[[], None]) -> Generator[T, None, None]:

@@ -59,18 +59,11 @@ def _is_pair(item: Any) -> bool:
 
 
 def _label(item: Any, index: int) -> int:
-    if (
-        not _is_pair(item)
-        or isinstance(item[1], float)
-        or not np.isscalar(getattr(item[1], "item", lambda: item[1])())
-    ):
+    label = item[1] if _is_pair(item) else None
+    label = label.item() if isinstance(label, torch.Tensor | np.generic) else label
+    if not isinstance(label, int) or label < 0:
         raise UserError(
-            f"Item {index} of the data set is not an (image, label) pair whose label is a whole number."
-        )
-    label = int(item[1])
-    if label < 0:
-        raise UserError(
-            f"Item {index} of the data set has the label {label}. Labels must be whole numbers from 0."
+            f"Item {index} of the data set is not a pair of an image and its label, a whole number from 0."
         )
     return label
 

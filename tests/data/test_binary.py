@@ -183,7 +183,7 @@ def test_stl10(tmp_path: Path) -> None:
 def test_what_is_not_there_says_how_to_get_it(tmp_path: Path, name: str, folder: str) -> None:
     with pytest.raises(UserError, match=f"(?s)data.root .*{folder}.* set download to true"):
         opened(name, tmp_path)
-    with pytest.raises(UserError, match="no split 'val'. Choose one of"):
+    with pytest.raises(UserError, match=r"no split 'val'. Choose one of"):
         opened(name, tmp_path, "val")
 
 

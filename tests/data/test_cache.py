@@ -118,7 +118,7 @@ def test_cache_dir_is_obeyed(make_folder: MakeFolder, tmp_path: Path, own_cache:
     assert len(caches(tmp_path / "here" / "deep")) == 1
     assert not own_cache.exists()
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"):
+    with pytest.raises(SettingError, match="cannot be written"):
         open_dataset(DataConfig(root=str(make_folder(4)), cache="on", cache_dir=str(tmp_path / "file")))
 
 

@@ -281,7 +281,7 @@ def test_mistakes_about_a_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not divided into splits"):
         opened("folder", tmp_path, split="test")
     put(tmp_path / "val" / "a.png")
-    with pytest.raises(UserError, match="no split 'train'. Choose one of val"):
+    with pytest.raises(UserError, match=r"no split 'train'. Choose one of val"):
         opened("folder", tmp_path)
 
 

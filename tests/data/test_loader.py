@@ -237,9 +237,9 @@ def test_a_stopped_worker_is_noticed(make_folder: MakeFolder) -> None:
 
 def test_batches_that_cannot_be(make_folder: MakeFolder) -> None:
     dataset = opened(make_folder(24))
-    with pytest.raises(SettingError, match="train.batch_size must be from 1 to 24"):
+    with pytest.raises(SettingError, match=r"train.batch_size must be from 1 to 24"):
         Loader(dataset, SPECS, seed=0, batch_size=25, stop=1)
-    with pytest.raises(SettingError, match="train.batch_size 8 .* Choose a multiple of 3"):
+    with pytest.raises(SettingError, match=r"train.batch_size 8 .* Choose a multiple of 3"):
         Loader(dataset, SPECS, seed=0, batch_size=8, stop=1, rank=0, world=3)
 
 

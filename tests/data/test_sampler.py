@@ -17,7 +17,7 @@ from momentum2.errors import SettingError
 )
 def test_an_epoch_repeats_nothing(length: int, batch: int, seed: int, epoch: int) -> None:
     if batch > length:
-        with pytest.raises(SettingError, match="train.batch_size must be from 1"):
+        with pytest.raises(SettingError, match=r"train.batch_size must be from 1"):
             steps_per_epoch(length, batch)
         return
     steps = steps_per_epoch(length, batch)

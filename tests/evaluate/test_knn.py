@@ -53,7 +53,7 @@ def test_a_tiny_temperature_does_not_overflow():
 
 @pytest.mark.parametrize("k", [0, 11])
 def test_k_is_checked(k: int):
-    with pytest.raises(UserError, match="^k must be from 1 to 10"):
+    with pytest.raises(UserError, match=r"^k must be from 1 to 10"):
         knn_scores(torch.ones(10, 2), torch.zeros(10, dtype=torch.long), torch.ones(1, 2), 2, k)
 
 

@@ -164,7 +164,7 @@ def test_no_data(run: Path, tmp_path: Path):
     moved = tmp_path / "moved.safetensors"
     moved.write_bytes((run / "encoder.safetensors").read_bytes())
     with (
-        pytest.raises(UserError, match="^data.name is not set"),
+        pytest.raises(UserError, match=r"^data.name is not set"),
         open_subject(moved, ONE),
     ):
         pass

@@ -80,7 +80,7 @@ def test_what_does_not_change_the_numbers_may_change(out: Path, name: str):
 def test_never_refuses_an_existing_run_and_deletes_nothing(out: Path):
     before = sorted(str(p) for p in out.rglob("*"))
     with (
-        pytest.raises(UserError, match="^resume is never, but .* already contains a run"),
+        pytest.raises(UserError, match=r"^resume is never, but .* already contains a run"),
         open_run(out, CONFIG, "never"),
     ):
         pass
@@ -95,7 +95,7 @@ def test_never_and_auto_start_where_nothing_is(tmp_path: Path):
 
 def test_must_needs_a_checkpoint(tmp_path: Path):
     with (
-        pytest.raises(UserError, match="^resume is must, but there is no checkpoint"),
+        pytest.raises(UserError, match=r"^resume is must, but there is no checkpoint"),
         open_run(tmp_path / "x", CONFIG, "must"),
     ):
         pass
