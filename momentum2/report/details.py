@@ -27,7 +27,7 @@ def confusion_part(learned: Learned) -> str:
     counts = confusion(learned)
     right, total = int(np.trace(counts)), int(counts.sum())
     caption = (
-        f"{right / total:.1%} of these images are classified rightly by the {learned.k} nearest others on this page; "
+        f"{right / total:.1%} of these images are classified correctly by the {learned.k} nearest others on this page; "
         "evaluate knn, with all training images as neighbors, is the better measure."
     )
     matrix = _matrix(counts, learned.class_names) if len(counts) <= _MOST else ""

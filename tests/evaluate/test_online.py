@@ -6,6 +6,7 @@ from torch import nn
 
 from momentum2.config import Config, DataConfig, MonitorConfig, TrainConfig
 from momentum2.data import open_dataset
+from momentum2.errors import SettingError
 from momentum2.evaluate.online import online_knn
 
 
@@ -71,3 +72,12 @@ def test_nothing_to_score(shapes: DataConfig, tmp_path):
 def test_train_size_bounds_the_bank(encoder: nn.Module, shapes: DataConfig, size: int):
     config = Config(eval_data=replace(shapes, train_size=size), monitor=MonitorConfig(knn_every=1))
     assert online_knn(config) is not None
+
+
+def test_a_mistake_is_one_of_the_evaluation_data():
+    with pytest.raises(SettingError) as error:
+        online_knn(Config(eval_data=DataConfig(root="/nowhere"), monitor=MonitorConfig(knn_every=1)))
+    assert (error.value.setting, str(error.value)) == (
+        "eval_data.root",
+        "eval_data.root /nowhere does not exist.",
+    )
