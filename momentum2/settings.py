@@ -243,7 +243,7 @@ def kind_of(hint: Any) -> str:
     told = []
     for kind, _ in _kinds(hint):
         if get_origin(kind) is list:
-            told.append("numbers with commas between")
+            told.append("numbers separated by commas")
         else:
             told.append(_KINDS.get(kind) or ", ".join(map(str, get_args(kind))))
     return " or ".join(told)
