@@ -97,6 +97,8 @@ def pretrain(
         The run; `run.finished` is False where a signal stopped it, and the same call resumes it.
     """
     place, images = Path(out), None if dataset is None else as_dataset(dataset)
+    if images is not None:
+        images.max_bad_fraction = config.data.max_bad_fraction
     config = _with_objects(config, images, encoder, method)
     kind = method_class(config, method)
     check(config, kind)

@@ -39,7 +39,10 @@ class SequenceDataset(Dataset):
         return Array(_pixels(item[0] if self.paired else item, index))
 
     def stamp(self, index: int) -> str:
-        return hashlib.sha256(self.picture(index).pixels().tobytes()).hexdigest()
+        try:
+            return hashlib.sha256(self.picture(index).pixels().tobytes()).hexdigest()
+        except BadImage as reason:
+            return str(reason)
 
 
 def as_dataset(images: Dataset | Sequence[Any]) -> Dataset:
