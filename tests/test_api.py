@@ -351,7 +351,7 @@ def test_a_run_started_from_python_is_not_restarted_by_a_command(tmp_path: Path,
 
     run = m2.pretrain(config, tmp_path / "run", encoder=Small())
     assert main(["pretrain", "--config", str(run.path / "config.yaml"), "--out", str(run.path)]) == 2
-    assert "only Python can give" in capsys.readouterr().err
+    assert "can only be passed from Python" in capsys.readouterr().err
     assert main(["report", str(run.path)]) == 0
     assert main(["plan", "quickstart", "--objects.method", "x"]) == 2
 

@@ -23,12 +23,12 @@ from momentum2.data.bad_images import report_bad
 from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.sampler import batch_indices, own_places, steps_per_epoch
 from momentum2.data.workers import AHEAD, SharedMemory, Workers
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
 
 T = TypeVar("T")
 
 _PREFETCH = 2  # batches that wait for the consumer
-_JOB = 32  # samples that a worker does at a time, at most
+_JOB = 32  # at most this many samples per job of a worker
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,10 @@ class Loader:
     ) -> None:
         steps_per_epoch(len(dataset), batch_size)  # refuses a batch that is too large
         if batch_size % (world * accumulate):
-            raise UserError(
-                f"A batch of {batch_size} cannot be shared by {world} processes × {accumulate} micro-batches:"
-                f" make --train.batch_size a multiple of {world * accumulate}."
+            raise SettingError(
+                "train.batch_size",
+                f"{batch_size} cannot be divided among {world} processes × {accumulate} micro-batches. "
+                f"Choose a multiple of {world * accumulate}.",
             )
         self.steps = range(start, stop)
         self._dataset, self._seed, self._batch_size = dataset, seed, batch_size
@@ -278,7 +279,7 @@ class _Feed:
 
     def _describe(self, job: Job) -> str:
         names = self.task.dataset.names
-        return f"step {job.step}, images {', '.join(names[i] for i in job.indices[:3])} and what follows"
+        return f"step {job.step}, images {', '.join(names[i] for i in job.indices[:3])} and the following"
 
 
 def _check_picklable(dataset: Dataset) -> None:
@@ -311,7 +312,7 @@ def _in_background(source: Iterator[T], interrupt: Callable[[], None]) -> Genera
 
     def produce() -> None:
         # This thread's own count. A second team of OpenMP threads would leave the first one too few cores by
-        # its reckoning, so that it sleeps between parallel regions: on two cores a step took twice as long.
+        # its own count, so that it sleeps between parallel regions: on two cores a step took twice as long.
         torch.set_num_threads(1)
         try:
             for item in source:

@@ -1,4 +1,4 @@
-"""A sequence of images of the user's own as a data set."""
+"""A user's own sequence of images as a data set."""
 
 import hashlib
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class SequenceDataset(Dataset):
         pairs = [_is_pair(items[i]) for i in range(min(n, _LOOKED_AT))]
         if any(pairs) and not all(pairs):
             raise UserError(
-                "Some items of the data set are (image, label) pairs and some are not; give all a label or none."
+                "Some items of the data set are (image, label) pairs and some are not. Label all of them or none."
             )
         labels = np.array([_label(items[i], i) for i in range(n)], np.int64) if any(pairs) else None
         classes = None if labels is None else [str(c) for c in range(int(labels.max()) + 1)]
@@ -51,8 +51,8 @@ def as_dataset(images: Dataset | Sequence[Any]) -> Dataset:
         return images
     if isinstance(images, str | bytes) or not (hasattr(images, "__len__") and hasattr(images, "__getitem__")):
         raise UserError(
-            f"A data set has a length and gives its images by number; {type(images).__name__} does not. Give a list, "
-            "or a torch Dataset with __len__ and __getitem__."
+            f"A data set must have __len__ and __getitem__; {type(images).__name__} does not. Pass a list, or a torch "
+            "Dataset that has both."
         )
     return SequenceDataset(images)
 
@@ -80,5 +80,5 @@ def _pixels(image: Any, index: int) -> Pixels:
     if array.ndim == 2:
         array = np.repeat(array[..., None], 3, axis=2)
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
-        raise BadImage(f"item {index} is {array.dtype} {array.shape}, not a picture of 8 bits")
+        raise BadImage(f"item {index} is {array.dtype} {array.shape}, not an 8-bit image")
     return np.ascontiguousarray(array)
