@@ -35,9 +35,9 @@ from torch.nn.utils import clip_grad_norm_
 from momentum2 import backbones
 from momentum2.config import Config, ModelConfig, TrainConfig
 from momentum2.optim import build_optimizer
+from momentum2.training.build import build_method
 from momentum2.training.device import keep_large_blocks, use_bf16
 from momentum2.training.plan import resolve
-from momentum2.training.pretrain import build_method
 
 Step = Callable[[], None]
 

@@ -4,44 +4,104 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from momentum2.api import (
+        Embeddings,
+        Stopped,
+        detect,
+        embed,
+        evaluate_knn,
+        evaluate_linear,
+        evaluate_semi,
+        export_encoder,
+        plan,
+        pretrain,
+        recipe,
+        views,
+        write_report,
+    )
+    from momentum2.config import Config
+    from momentum2.data import Dataset
+    from momentum2.errors import SettingError, UserError
+    from momentum2.methods import Method, Output, TeacherMethod
     from momentum2.norms import LocalBatchNorm, MomentumBatchNorm, SyncedBatchNorm, convert_norms, shuffled
     from momentum2.runs.encoder import load_encoder
+    from momentum2.runs.handle import Run
     from momentum2.teacher import MomentumTeacher
 
 __version__ = "0.2.0"
 
+#: Where the public names are. Each is imported at its first use: torch takes seconds, for which `--help` need not wait.
+_HOMES = {
+    **dict.fromkeys(
+        (
+            "Embeddings",
+            "Stopped",
+            "detect",
+            "embed",
+            "evaluate_knn",
+            "evaluate_linear",
+            "evaluate_semi",
+            "export_encoder",
+            "plan",
+            "pretrain",
+            "recipe",
+            "views",
+            "write_report",
+        ),
+        "momentum2.api",
+    ),
+    **dict.fromkeys(("SettingError", "UserError"), "momentum2.errors"),
+    **dict.fromkeys(("Method", "Output", "TeacherMethod"), "momentum2.methods"),
+    **dict.fromkeys(
+        ("LocalBatchNorm", "MomentumBatchNorm", "SyncedBatchNorm", "convert_norms", "shuffled"),
+        "momentum2.norms",
+    ),
+    "Config": "momentum2.config",
+    "Dataset": "momentum2.data",
+    "MomentumTeacher": "momentum2.teacher",
+    "Run": "momentum2.runs.handle",
+    "load_encoder": "momentum2.runs.encoder",
+}
+
 __all__ = [
+    "Config",
+    "Dataset",
+    "Embeddings",
     "LocalBatchNorm",
+    "Method",
     "MomentumBatchNorm",
     "MomentumTeacher",
+    "Output",
+    "Run",
+    "SettingError",
+    "Stopped",
     "SyncedBatchNorm",
+    "TeacherMethod",
+    "UserError",
     "__version__",
     "convert_norms",
+    "detect",
+    "embed",
+    "evaluate_knn",
+    "evaluate_linear",
+    "evaluate_semi",
+    "export_encoder",
     "load_encoder",
+    "plan",
+    "pretrain",
+    "recipe",
     "shuffled",
+    "views",
+    "write_report",
 ]
-
-
-#: Where the names are. Each is imported at its first use: torch takes seconds, which `momentum2 --help` need not wait.
-_HOMES = {
-    "LocalBatchNorm": "momentum2.norms",
-    "MomentumBatchNorm": "momentum2.norms",
-    "MomentumTeacher": "momentum2.teacher",
-    "SplitBatchNorm": "momentum2.norms",  # the old name of LocalBatchNorm
-    "SyncedBatchNorm": "momentum2.norms",
-    "convert_norms": "momentum2.norms",
-    "load_encoder": "momentum2.runs.encoder",
-    "shuffled": "momentum2.norms",
-}
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    if name in (
-        "norms",
-        "teacher",
-    ):  # as `momentum2.norms.momentum_norms`, after no more than `import momentum2`
+    if name == "SplitBatchNorm":  # the old name of LocalBatchNorm
+        return import_module("momentum2.norms").SplitBatchNorm
+    if name in ("norms", "teacher"):  # as `momentum2.norms.momentum_norms` after `import momentum2` alone
         return import_module(f"momentum2.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

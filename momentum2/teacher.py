@@ -48,7 +48,7 @@ class MomentumTeacher(nn.Module):
     ) -> None:
         super().__init__()
         if history not in ("local", "global"):
-            raise UserError(f"There is no history called {history!r}; choose local or global.")
+            raise UserError(f"There is no history called {history!r}. Choose local or global.")
         self.network = copy.deepcopy(_unwrapped(student))
         self.norm, self.history = norm, history
         if norm == "ema":  # plain norms, which stay in evaluation mode
@@ -95,7 +95,7 @@ class MomentumTeacher(nn.Module):
         student = _unwrapped(student)
         ours, theirs = _matched(self.network.named_parameters(), student.named_parameters())
         if not 0 <= weight <= 1:
-            raise UserError(f"weight is the share of the student, between 0 and 1, not {weight}.")
+            raise UserError(f"weight, the share of the student, must be between 0 and 1, not {weight}.")
         if statistics is not None:
             self.alpha = statistics
         norms = list(momentum_norms(self))
@@ -104,7 +104,8 @@ class MomentumTeacher(nn.Module):
         mean = self._start_mean(norms) if self.history == "global" else None
         if self.norm == "ema":
             own, followed = _matched(_statistics(self.network), _statistics(student))
-            distributed.broadcast_(followed)  # device 0's count
+            followed = [statistic.clone() for statistic in followed]
+            distributed.broadcast_(followed)  # device 0's count; the student keeps its own
             for mine, theirs_ in zip(*_matched(_counts(self.network), _counts(student)), strict=True):
                 mine.copy_(theirs_)
             ours, theirs = ours + own, theirs + followed
@@ -161,8 +162,8 @@ def _matched(
     if shapes[0] != shapes[1]:
         wrong = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
         raise UserError(
-            "Update the teacher with the network that it was made from: these parameters are missing, "
-            f"new or of another shape: {', '.join(wrong)}."
+            "The student is not the network that the teacher was made from. These parameters are missing, new or of "
+            f"another shape: {', '.join(wrong)}."
         )
     return list(mine.values()), [others[name] for name in mine]
 

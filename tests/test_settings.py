@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from momentum2 import load_encoder
+from momentum2.api import pretrain
 from momentum2.cli import main
 from momentum2.config import Config, DataConfig, Limits, ModelConfig, MonitorConfig, TrainConfig
 from momentum2.detection.presets import DetectConfig, DetectionDataName, DetectorName, preset
@@ -30,7 +31,6 @@ from momentum2.settings import (
     override,
     read_settings,
 )
-from momentum2.training.pretrain import pretrain
 
 PUBLISHED = Path(__file__).parent.parent / "docs" / "results"
 
@@ -46,7 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         monitor=MonitorConfig(report=False),
     )
     out = tmp_path_factory.mktemp("runs") / "run"
-    assert pretrain(config, out)
+    assert pretrain(config, out).finished
     (out / "encoder.safetensors").unlink()
     return out
 

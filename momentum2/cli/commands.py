@@ -1,26 +1,20 @@
 """Every command: its options, and the function that they go to. What a command needs is imported when it is used."""
 
 import os
-import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from momentum2.cli.options import ConfigFile, Options, Positional, Words
-from momentum2.config import Config, Count, DataConfig, Limits, Network, Resume
+from momentum2.config import Config, Count, Limits, Network, Resume
 from momentum2.errors import UserError
-from momentum2.runs.names import ENCODER
-from momentum2.spelling import old_words
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from momentum2.detection.presets import DetectConfig
     from momentum2.evaluate import subject as evaluated
-    from momentum2.evaluate.knn import KnnOptions
-    from momentum2.evaluate.linear import LinearOptions
-    from momentum2.evaluate.semi import SemiOptions
     from momentum2.runs.results import Result
 
     S = TypeVar("S", bound=DataclassInstance)
@@ -93,12 +87,14 @@ class PlanOptions:
 
 
 def plan(words: Words) -> int:
-    """Show what a recipe comes to."""
+    """Show what a recipe resolves to."""
     options, config = words.read(PlanOptions()), _config(words)
-    from momentum2.training.estimate import planned
+    from momentum2 import api
+    from momentum2.training.device import keep_large_blocks
 
-    for name, value in planned(config, options.images, options.processes, options.probe):
-        print(f"{name:<12}{value}")
+    keep_large_blocks()
+    lines = api.plan(config, images=options.images, processes=options.processes, probe=options.probe)
+    print("\n".join(f"{name:<12}{value}" for name, value in lines))
     return 0
 
 
@@ -118,17 +114,14 @@ class PretrainOptions:
 def pretrain(words: Words) -> int:
     """Train."""
     options, config = words.read(PretrainOptions()), _config(words)
-    from momentum2.evaluate.online import online_knn
-    from momentum2.report.page import write_last_report
-    from momentum2.training.pretrain import pretrain
+    from momentum2 import api
+    from momentum2.training.device import keep_large_blocks
 
-    out = _out(options.out, "Choose a run directory with --out DIR.")
-    if not pretrain(config, out, options.resume, online_knn):
-        return _stopped()
-    _say(f"Done: the encoder is {out / ENCODER}")
-    if config.monitor.report and _is_first():
-        _say(write_last_report(out))
-    return 0
+    keep_large_blocks()
+    run = api.pretrain(
+        config, _out(options.out, "Choose a run directory with --out DIR."), resume=options.resume
+    )
+    return 0 if run.finished else _stopped()
 
 
 @dataclass(frozen=True)
@@ -136,7 +129,7 @@ class ViewsOptions:
     """What is drawn.
 
     Args:
-        out: The picture to write.
+        out: The image file to write.
         count: Number of images.
     """
 
@@ -146,15 +139,11 @@ class ViewsOptions:
 
 def views(words: Words) -> int:
     """Draw a contact sheet."""
-    from momentum2.data import open_dataset
-    from momentum2.data.contact_sheet import write_views
-    from momentum2.data.opening import find_data, typical_size
+    from momentum2 import api
 
     source, options = words.one(), words.read(ViewsOptions())
-    data = find_data(source, DataConfig(image_size=32) if source == "shapes" else DataConfig())
-    data = replace(data, image_size=typical_size(open_dataset(replace(data, cache="off"))))
-    write_views(words.override(Config(data=data)), Path(options.out), options.count)
-    print(f"Wrote {options.out}")
+    with words.naming_files():
+        print(f"Wrote {api.views(source, options.out, count=options.count, overrides=words.settings)}")
     return 0
 
 
@@ -180,8 +169,6 @@ def _config(words: Words) -> Config:
     from momentum2.recipes import configure, find
 
     name = words.at_most_one() if "config" in words.options else words.one()
-    for sentence in old_words(words.settings):
-        _warn(sentence)
     with words.naming_files():
         return configure(None if name is None else find(name), words.settings)
 
@@ -191,44 +178,35 @@ def _config(words: Words) -> Config:
 
 @dataclass(frozen=True)
 class ImagesOption:
-    """The images, in one word.
+    """The images.
 
     Args:
-        data: A folder of images, an archive, a list file, or shapes (default: the run's eval_data); the settings
-            data.name, data.root and so on say the same at length.
+        data: A folder of images, an archive, a list file, or shapes (default: the run's eval_data). For more
+            control, use data.name, data.root and so on.
     """
 
     data: str | None = None
 
 
-def _knn() -> tuple["KnnOptions", "Measure[KnnOptions]"]:
-    from momentum2.evaluate.knn import KnnOptions, evaluate_knn
+def _evaluate(words: Words, kind: str) -> int:
+    from momentum2 import api
 
-    return KnnOptions(), evaluate_knn
-
-
-def _linear() -> tuple["LinearOptions", "Measure[LinearOptions]"]:
-    from momentum2.evaluate.linear import LinearOptions, evaluate_linear
-
-    return LinearOptions(), evaluate_linear
-
-
-def _semi() -> tuple["SemiOptions", "Measure[SemiOptions]"]:
-    from momentum2.evaluate.semi import SemiOptions, evaluate_semi
-
-    return SemiOptions(), evaluate_semi
+    options, subject, source = words.read(_evaluations()[kind]), _subject_options(words), words.one()
+    measure = {"knn": api.evaluate_knn, "linear": api.evaluate_linear, "semi": api.evaluate_semi}[kind]
+    try:
+        measure(source, options=options, subject=subject)  # type: ignore[operator]
+    except api.Stopped:
+        return _stopped()
+    return 0
 
 
-def _evaluate(words: Words, options: "S", measure: "Measure[S]") -> int:
-    from momentum2.evaluate.accuracy import report
-    from momentum2.evaluate.subject import open_subject
+def _evaluations() -> dict[str, "DataclassInstance"]:
+    """The options of each evaluation."""
+    from momentum2.evaluate.knn import KnnOptions
+    from momentum2.evaluate.linear import LinearOptions
+    from momentum2.evaluate.semi import SemiOptions
 
-    options = words.read(options)
-    with open_subject(words.one(), _subject_options(words)) as subject:
-        result = measure(subject, options)
-        if result is not None:
-            report(result, subject.directory)
-    return 0 if result is not None else _stopped()
+    return {"knn": KnnOptions(), "linear": LinearOptions(), "semi": SemiOptions()}
 
 
 def _embed_options() -> Options:
@@ -239,13 +217,12 @@ def _embed_options() -> Options:
 
 def embed(words: Words) -> int:
     """Write features to a file."""
-    from momentum2.evaluate.embed import EmbedOptions, embed
-    from momentum2.evaluate.subject import open_subject
+    from momentum2 import api
+    from momentum2.evaluate.embed import EmbedOptions
 
-    options = words.read(EmbedOptions())
-    with open_subject(words.one(), _subject_options(words)) as subject:
-        count = embed(subject, options)
-    _say(f"Wrote the features of {count:,} images to {options.out}")
+    out = words.read(EmbedOptions()).out or ""
+    found = api.embed(words.one(), out=out, subject=_subject_options(words))
+    _say(f"Wrote the features of {len(found.features):,} images to {out}")
     return 0
 
 
@@ -300,16 +277,16 @@ def _detect_defaults(words: Words) -> "DetectConfig":
 def detect(words: Words) -> int:
     """Fine-tune a detector."""
     try:
-        from momentum2.detection import use
-        from momentum2.detection.finetune import finetune
+        from momentum2 import api
+        from momentum2.detection import finetune, use  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("faster_coco_eval"):
             raise
-        raise UserError("momentum2 detect needs its extra: pip install 'momentum2[detection]'.") from None
+        raise UserError("momentum2 detect needs its extra. Run pip install 'momentum2[detection]'.") from None
     run, options = words.at_most_one(), words.read(DetectOptions())
     if options.eval_only or options.images is not None:
         if run is None:
-            raise UserError("Name the run of the fine-tuned detector: momentum2 detect RUN --eval-only.")
+            raise UserError("Missing argument RUN: the run of the fine-tuned detector.")
         out = Path(options.out) if options.out else None
         with words.naming_files():
             if options.images is None:
@@ -317,10 +294,13 @@ def detect(words: Words) -> int:
             else:
                 _say(use.detect_in(Path(run), Path(options.images), words.settings, out))
         return 0
+    from momentum2.training.device import keep_large_blocks
+
     out = _out(options.out, "Choose a run directory with --out DIR.")
     # The settings of this model on these data are the defaults; what was given still wins.
     config = words.override(_detect_defaults(words))
-    return 0 if finetune(config, run, out, options.resume) else _stopped()
+    keep_large_blocks()
+    return 0 if api.detect(config, out, run, resume=options.resume) else _stopped()
 
 
 # -- export, report, watch, reproduce
@@ -334,26 +314,29 @@ class ExportOptions:
         format: The tool: torchvision, timm, detectron2, onnx or huggingface.
         out: The folder to write; it must not exist yet.
         network: teacher (where there is one) or student.
-        recalibrate: Images on which the batch-norm statistics are measured again.
-        licence: Licence of the weights, for the model card.
+        recalibrate: Images on which to measure the batch-norm statistics again.
+        license: License of the weights, for the model card.
     """
 
     format: str | None = None
     out: str | None = None
     network: Network | None = None
     recalibrate: str | None = None
-    licence: str = "unknown"
+    license: str = "unknown"
 
 
 def export(words: Words) -> int:
     """Write weights for other tools."""
-    from momentum2.export import FORMATS, export
+    from momentum2 import api
+    from momentum2.export import FORMATS
 
     source, o = words.one(), words.read(ExportOptions())
     if o.format is None:
         raise UserError(f"Choose a format with --format: {', '.join(FORMATS)}.")
     out = _out(o.out, "Choose a folder with --out FOLDER.")
-    lines = export(source, o.format, out, o.network, o.recalibrate, o.licence)
+    lines = api.export_encoder(
+        source, o.format, out, network=o.network, recalibrate=o.recalibrate, license=o.license
+    )
     print(f"Wrote {out}. To load it:\n\n{lines}")
     return 0
 
@@ -377,11 +360,12 @@ def _report_options() -> Options:
 
 def report(words: Words) -> int:
     """Write the HTML page."""
+    from momentum2 import api
     from momentum2.report.learned import ReportOptions
-    from momentum2.report.page import write_report
 
-    runs, out = [Path(run) for run in words.some()], words.read(PageOptions()).out
-    print(f"Wrote {write_report(runs, Path(out) if out else None, words.read(ReportOptions()))}")
+    print(
+        f"Wrote {api.write_report(words.some(), words.read(PageOptions()).out, words.read(ReportOptions()))}"
+    )
     return 0
 
 
@@ -390,7 +374,7 @@ class WatchOptions:
     """Where the page is served.
 
     Args:
-        port: Port on 127.0.0.1; 0 takes a free one.
+        port: Port on 127.0.0.1; 0 picks a free one.
     """
 
     port: Annotated[int, Limits(0, 65535)] = 8010
@@ -451,12 +435,6 @@ def _say(text: str) -> None:
         print(text)
 
 
-def _warn(text: str) -> None:
-    """Say once what works but should be spelled otherwise."""
-    if _is_first():
-        print(f"momentum2: {text}", file=sys.stderr)
-
-
 def _is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
@@ -480,7 +458,7 @@ COMMANDS: dict[str, Command] = {
         _recipe_defaults,
     ),
     "views": Command(
-        "Write a picture of some images and, beside each, the views that the network sees.",
+        "Draw some images and, beside each, the views that the network sees.",
         "DATA --out views.png [options]",
         lambda: Options(_DATA, (ViewsOptions(), ConfigFile()), Config()),
         views,
@@ -495,26 +473,26 @@ COMMANDS: dict[str, Command] = {
     "evaluate knn": Command(
         "Classify test images by their nearest training images.",
         _IMAGES_USAGE,
-        lambda: _on_images(_knn()[0]),
-        lambda words: _evaluate(words, *_knn()),
+        lambda: _on_images(_evaluations()["knn"]),
+        lambda words: _evaluate(words, "knn"),
     ),
     "evaluate linear": Command(
         "Train a linear classifier on the frozen encoder.",
         _IMAGES_USAGE,
-        lambda: _on_images(_linear()[0]),
-        lambda words: _evaluate(words, *_linear()),
+        lambda: _on_images(_evaluations()["linear"]),
+        lambda words: _evaluate(words, "linear"),
     ),
     "evaluate semi": Command(
         "Fine-tune the whole network on some of the labels.",
         _IMAGES_USAGE,
-        lambda: _on_images(_semi()[0]),
-        lambda words: _evaluate(words, *_semi()),
+        lambda: _on_images(_evaluations()["semi"]),
+        lambda words: _evaluate(words, "semi"),
     ),
     "detect": Command(
         "Fine-tune a detector on an encoder, or use one; COCO and LVIS metrics. RUN is a run directory or a file of "
-        "weights; the same command resumes. The defaults are those of --model and --data.name: the paper's for coco "
-        "and lvis, minutes on a laptop for shapes. With --eval-only or --images, RUN is the --out of an earlier "
-        "fine-tuning.",
+        "weights; the same command resumes. The defaults depend on --model and --data.name: the paper's for coco "
+        "and lvis, minutes on a laptop for shapes. With --eval-only or --images, RUN is the run directory of "
+        "an earlier fine-tuning.",
         "[RUN] --out DIR [options]\nRUN --eval-only [options]\nRUN --images FOLDER [options]",
         _detect_options,
         detect,
@@ -542,7 +520,7 @@ COMMANDS: dict[str, Command] = {
         "Run a table of the paper, and print it beside the paper's numbers. Each row is run with each seed, and what "
         "is finished is not run again: the same command resumes after any interruption. smoke takes minutes on the "
         "embedded shapes and shows that everything works; cifar is the same comparison on CIFAR-10 (image files in "
-        "train/ and test/), for two CPU cores and a night: some 40 minutes for a row with a seed; paper has the "
+        "train/ and test/), for two CPU cores overnight, about 40 minutes per row and seed; paper has the "
         "published settings.",
         "TABLE [--scale smoke|cifar|paper] [options]",
         _reproduce_options,

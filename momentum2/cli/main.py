@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import logging
 import os
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from momentum2 import __version__
 from momentum2.cli.commands import COMMANDS
 from momentum2.cli.options import Words, plain
 from momentum2.errors import ProcessLost, SaidElsewhere, SettingError, UserError, hint
+from momentum2.terminal import show
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +26,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+class _Said(logging.Handler):
+    """What the library says, on the terminal: words on stdout, warnings on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        warning = record.levelno >= logging.WARNING
+        print(record.getMessage(), file=sys.stderr if warning else sys.stdout, flush=True)
+
+
+def _listen() -> None:
+    """Have everything said on the terminal, once."""
+    log = logging.getLogger("momentum2")
+    if not any(isinstance(handler, _Said) for handler in log.handlers):
+        log.addHandler(_Said())
+        log.setLevel(logging.INFO)
+    show()
+
+
 def _run(arguments: list[str]) -> int:
+    _listen()
     words: Words | None = None
     try:
         if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -48,6 +68,9 @@ def _run(arguments: list[str]) -> int:
             options.fill(parser, COMMANDS[name].defaults(words))
             parser.print_help()
             return 0
+        if os.environ.get("RANK", "0") == "0":
+            for sentence in words.old:
+                _say(sentence, 0)
         return COMMANDS[name].run(words)
     except SaidElsewhere:
         return 2
@@ -82,7 +105,7 @@ def _find(arguments: list[str]) -> tuple[str, list[str]]:
     first, names = arguments[0], list(dict.fromkeys(name.split()[0] for name in COMMANDS))
     if first in names:
         kinds = [name.split()[1] for name in COMMANDS if name.startswith(f"{first} ")]
-        given = f" {arguments[1]!r} is none." if arguments[1:] else ""
+        given = f" {arguments[1]!r} is not one of them." if arguments[1:] else ""
         raise UserError(f"Choose what to {first}: {', '.join(kinds[:-1])} or {kinds[-1]}.{given}")
     if first.startswith("-"):
         raise UserError(f"Choose a command before {first}: {', '.join(names)}.")
@@ -112,7 +135,7 @@ def _completion(shell: str) -> str:
     try:
         import shtab
     except ModuleNotFoundError:
-        raise UserError("Completions need their extra: pip install 'momentum2[completion]'.") from None
+        raise UserError("Completions need their extra. Run pip install 'momentum2[completion]'.") from None
     if shell not in shtab.SUPPORTED_SHELLS:
         shells = "|".join(shtab.SUPPORTED_SHELLS)
         raise UserError(f"Choose a shell: momentum2 --print-completion {shells}.")

@@ -1,7 +1,7 @@
 """bad_images.txt: what could not be read, and why. Every process of a run adds what it finds."""
 
 import fcntl
-import sys
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,14 +21,13 @@ def report_bad(dataset: Dataset, found: Mapping[int, str], path: Path | None) ->
     dataset.check_bad(listed, str(path))
     if listed == len(named):  # the first ones
         name, reason = next(iter(named.items()))
-        print(
-            f"{_one_line(name)} cannot be read ({reason}): {path} lists it, and others if there are.",
-            file=sys.stderr,
+        logging.getLogger("momentum2").warning(
+            "Cannot read %s (%s). Unreadable images are listed in %s.", _one_line(name), reason, path
         )
 
 
 def _list(found: Mapping[str, str], path: Path) -> int:
-    """Add lines `name<tab>reason` for the names that have none yet; returns how many lines there are."""
+    """Add lines `name<tab>reason` for the names that have none yet; returns the number of lines."""
     path.parent.mkdir(parents=True, exist_ok=True)  # on a machine that does not share the run directory
     with path.open("a+", encoding="utf-8", errors="surrogateescape") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -6,6 +6,7 @@ another name and then renamed, so a folder under its own name is whole. Nothing 
 """
 
 import json
+import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ from momentum2.data.images import BadImage, Pixels
 from momentum2.data.workers import Workers
 from momentum2.files import whole_folder
 from momentum2.machine import allowed_cores
+from momentum2.terminal import has_bars
+
+log = logging.getLogger("momentum2")
 
 _JOB_BYTES = 8 << 20  # of decoded images that travel from a worker at a time
 _INLINE_BYTES = 64 << 20  # below this, starting processes takes longer than decoding
@@ -68,7 +72,7 @@ def pack(dataset: Dataset, folder: Path, estimate: int) -> None:
     """Make the cache `folder` of all images, about `estimate` bytes. The caller holds its lock."""
     each = max(1, _JOB_BYTES * len(dataset) // max(estimate, 1))
     jobs = [range(start, min(start + each, len(dataset))) for start in range(0, len(dataset), each)]
-    shutil.rmtree(folder, ignore_errors=True)  # if it is damaged
+    shutil.rmtree(folder, ignore_errors=True)  # if it is corrupt
     with whole_folder(folder, f"{folder.name}.building") as building:
         with (building / "pixels.bin").open("wb") as file, _results(dataset, jobs, estimate) as results:
             index, bad = _write(results, file)
@@ -91,7 +95,7 @@ def _write(results: Iterator[_Decoded], file: BinaryIO) -> tuple[Ints, dict[int,
 
 @contextmanager
 def _results(dataset: Dataset, jobs: list[range], estimate: int) -> Iterator[Iterator[_Decoded]]:
-    """The decoded jobs in order, by as many processes as pay, with a bar on a terminal."""
+    """The decoded jobs in order, by as many processes as are worthwhile, with a bar on a terminal."""
     task = _Decode(dataset)
     count = min(allowed_cores(), len(jobs)) if estimate >= _INLINE_BYTES else 0
     if count < 2:
@@ -105,15 +109,15 @@ def _results(dataset: Dataset, jobs: list[range], estimate: int) -> Iterator[Ite
 
 def _shown(results: Iterator[_Decoded], total: int) -> Iterator[_Decoded]:
     console = Console(stderr=True)
-    if not console.is_terminal:
-        console.print(f"Decoding {total:,} images into a cache")
+    if not has_bars():
+        log.info("Decoding %s images into a cache", f"{total:,}")
     columns = (
         TextColumn("Decoding images into a cache"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+    with Progress(*columns, console=console, disable=not has_bars(), transient=True) as progress:
         bar = progress.add_task("", total=total)
         for done in results:
             yield done

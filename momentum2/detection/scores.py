@@ -1,12 +1,12 @@
 """The scores of a detector on a test set: numbers, files and a picture."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
-from rich.console import Console
 
 from momentum2 import distributed
 from momentum2.detection.coco_eval import Detection, Kind, Style, evaluate
@@ -63,7 +63,7 @@ class Evaluation:
         return draw(image, self.detector.detect(image.to(self.device).float() / 255), self.data.class_names)
 
     def _print(self, out: Path) -> None:
-        say = Console(highlight=False, soft_wrap=True, markup=False).print
+        say = logging.getLogger("momentum2").info
         for kind, scores in self.scores.items():
             numbers = ((n, v) for n, v in scores.items() if n != "per_class" and v is not None)
             say(f"{_NAMES[kind]}  " + "  ".join(f"{name} {100 * value:.2f}" for name, value in numbers))

@@ -29,6 +29,11 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def is_joined() -> bool:
+    """Whether there is a group of processes already."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def is_main() -> bool:
     """True in the one process that writes files and prints."""
     return rank() == 0
@@ -55,7 +60,7 @@ def _fresh_store() -> tuple[Store, int, int]:
     """torchrun's store under a name that is new for this start of the processes; rank; number of processes.
 
     torchrun keeps one store through its restarts; processes that read the addresses of their dead
-    predecessors there fail or wait for ever. Its count of restarts differs between machines, so it cannot
+    predecessors there fail or wait forever. Its count of restarts differs between machines, so it cannot
     tell the starts apart. Process 0 therefore draws a name, and gives it to each process that has greeted it
     with a key of its own, until all have taken it. Nobody waits for the answer to an old greeting.
     """

@@ -1,12 +1,12 @@
 """From class scores to the numbers that are printed and kept in `results.json`."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from momentum2 import distributed
@@ -15,6 +15,8 @@ from momentum2.runs.results import PIXELS, RANDOM, Accuracy, Result, read_result
 from momentum2.seeds import derive
 
 RESAMPLES = 10_000
+
+log = logging.getLogger("momentum2")
 
 
 def top1_top5(scores: Tensor, labels: Tensor) -> tuple[float, float]:
@@ -42,7 +44,7 @@ def measure(scores: Tensor, labels: Tensor, class_names: Sequence[str], seed: in
 
 
 def bootstrap_interval(hits: "np.ndarray[tuple[int], np.dtype[np.bool_]]", seed: int) -> tuple[float, float]:
-    """95 % percentile bootstrap of the mean of `hits`, in percent.
+    """95% percentile bootstrap of the mean of `hits`, in percent.
 
     Resampling m zeros and ones with replacement gives a binomial number of ones, so that is what is drawn.
     """
@@ -53,7 +55,7 @@ def bootstrap_interval(hits: "np.ndarray[tuple[int], np.dtype[np.bool_]]", seed:
 
 
 def _ranks(scores: Tensor, labels: Tensor) -> Tensor:
-    """How many classes come before the right one, (m,); NaN comes before everything."""
+    """Number of classes before the right one, (m,); NaN comes before everything."""
     right = scores.gather(1, labels[:, None])
     columns = torch.arange(scores.shape[1], device=scores.device)
     before = ~(scores <= right) | ((scores == right) & (columns < labels[:, None]))
@@ -61,10 +63,10 @@ def _ranks(scores: Tensor, labels: Tensor) -> Tensor:
     return before.sum(1)
 
 
-def report(result: Result, directory: Path) -> None:
-    """Print a result and keep it in `results.json`, with the floors of this evaluation kept there."""
+def report(result: Result, directory: Path) -> Result:
+    """Say a result and keep it in `results.json`; returns it with the floors of this evaluation that are kept there."""
     if not distributed.is_main():
-        return
+        return result
     path = directory / RESULTS
     before = [
         entry
@@ -74,20 +76,21 @@ def report(result: Result, directory: Path) -> None:
     ]
     floors = {entry["network"]: entry["accuracy"]["top1"] for entry in before}
     result = replace(result, floors={**floors, **result.floors})
-    print_result(result)
+    say_result(result)
     write_result(path, result)
-    print(f"written to {path}")
+    log.info("Written to %s", path)
+    return result
 
 
-def print_result(result: Result) -> None:
-    """Show a result on the terminal."""
-    a, say = result.accuracy, Console(highlight=False, soft_wrap=True, markup=False).print
+def say_result(result: Result) -> None:
+    """Say a result in words."""
+    a, say = result.accuracy, log.info
     say(f"{result.evaluation} of the {result.network} on {result.data}, {a.images:,} images")
-    say(f"top-1  {a.top1:.2f} %  (95 % interval {a.low:.2f} to {a.high:.2f})")
+    say(f"top-1  {a.top1:.2f}%  (95% interval {a.low:.2f} to {a.high:.2f})")
     if a.top5 is not None:
-        say(f"top-5  {a.top5:.2f} %")
+        say(f"top-5  {a.top5:.2f}%")
     for floor, top1 in result.floors.items():
-        say(f"floor  {top1:.2f} %  {floor}")
+        say(f"floor  {top1:.2f}%  {floor}")
     if len(a.per_class) <= 20:
         say("class  " + ", ".join(f"{name} {value:.1f}" for name, value in a.per_class.items()))
     else:

@@ -1,4 +1,4 @@
-"""Training a classifier on labelled images, through the one loop: the linear head, or the whole network."""
+"""Training a classifier on labeled images, through the one loop: the linear head, or the whole network."""
 
 import copy
 import hashlib
@@ -25,10 +25,12 @@ from momentum2.evaluate.subject import Subject
 from momentum2.methods import Supervised
 from momentum2.norms import convert_norms
 from momentum2.runs.directory import Resume, open_run
+from momentum2.runs.results import RANDOM
 from momentum2.seeds import derive
+from momentum2.training.build import make_job
 from momentum2.training.loop import fit
 from momentum2.training.plan import idle_settings, resolve
-from momentum2.training.pretrain import make_job
+from momentum2.weights import on_cpu
 
 Validate = Callable[[Supervised], dict[str, float]]
 
@@ -46,7 +48,11 @@ class Classifier(Encoder):
 
 def run_directory(subject: Subject, evaluation: str, out: str | None) -> Path:
     """`out`, or by default a directory beside the weights."""
-    return Path(out or subject.directory / evaluation.replace(" ", "-") / subject.name.replace(" ", "-"))
+    beside = subject.directory / evaluation.replace(" ", "-")
+    old = beside / "random-initialisation"  # as version 0.1 called it
+    if not out and subject.name == RANDOM and old.exists():
+        return old
+    return Path(out or beside / subject.name.replace(" ", "-"))
 
 
 def classifier_config(
@@ -97,19 +103,18 @@ def train_classifier(
     plan = resolve(config, len(images), distributed.world_size())
     torch.manual_seed(derive(config.train.seed, "head"))
     encoder = copy.deepcopy(subject.encoder)
-    method = Supervised(config, plan.schedule, encoder, plan.local_devices, len(subject.labelled.class_names))
+    method = Supervised(config, plan.schedule, encoder, plan.local_devices, len(subject.labeled.class_names))
     if any(isinstance(m, nn.BatchNorm1d) for m in method.head.modules()):
         convert_norms(method.head, "synced")  # so that the number of processes makes no difference
     method.to(subject.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     score = None if validate is None else lambda encoders: validate(method)
-    with open_run(out, config, resume, idle_settings(config)) as run:
+    with open_run(out, config, resume, idle_settings(config, Supervised)) as run:
         job = make_job(config, plan, method, images, out, subject.device, score)
         return method if fit(job, run) else None
 
 
 def _digest(encoder: nn.Module, images: Dataset) -> str:
-    state = {name: t.detach().cpu().contiguous() for name, t in encoder.state_dict().items()}
-    digest = hashlib.sha256(safetensors.torch.save(state))
+    digest = hashlib.sha256(safetensors.torch.save(on_cpu(encoder.state_dict())))
     for name in images.names:
         digest.update(name.encode("utf-8", "surrogateescape") + b"\n")
     return f"sha256:{digest.hexdigest()}"

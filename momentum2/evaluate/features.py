@@ -16,6 +16,7 @@ from momentum2.backbones import Encoder
 from momentum2.config import Precision
 from momentum2.data import Batch, Dataset, iterate
 from momentum2.seeds import derive
+from momentum2.terminal import has_bars
 from momentum2.training.device import use_bf16
 
 
@@ -116,7 +117,7 @@ def _progress(images: int) -> Iterator[Callable[[int], None]]:
     """A bar on the terminal of the main process, gone when it is done."""
     console = Console(stderr=True)
     columns = (TextColumn("features"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    shown = console.is_terminal and distributed.is_main()
+    shown = has_bars() and distributed.is_main()
     with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
         task = progress.add_task("", total=images)
         yield lambda count: progress.advance(task, count)

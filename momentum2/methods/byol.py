@@ -1,4 +1,4 @@
-"""BYOL, and with it Momentum² Teacher: BYOL whose teacher normalises with momentum statistics."""
+"""BYOL, and with it Momentum² Teacher: BYOL whose teacher normalizes with momentum statistics."""
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,8 @@ def distance(q: Tensor, z: Tensor) -> Tensor:
 
 class BYOL(TeacherMethod):
     """The student's f, g, q learn to predict the teacher's f, g of the other view."""
+
+    views = range(2, 1000)  # v, v', and small crops
 
     def __init__(self, config: Config, schedule: Schedule, f: Encoder, devices: int, classes: int) -> None:
         model, method = config.model, config.method

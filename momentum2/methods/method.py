@@ -2,19 +2,19 @@
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from typing import NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 from torch import Tensor, nn
 
 from momentum2.backbones import Encoder
-from momentum2.config import Config, Network
+from momentum2.config import Config, Network, TeacherNormName
 from momentum2.norms import convert_norms, momentum_norms
 from momentum2.schedules import Schedule
 from momentum2.teacher import MomentumTeacher, TeacherNorm
 
 
 class Output(NamedTuple):
-    """Result of one micro-batch: the loss, and N×d outputs where their spread is to be watched for collapse."""
+    """Result of one micro-batch: the loss, and N×d outputs if their spread should be watched for collapse."""
 
     loss: Tensor
     z: Tensor | None
@@ -28,8 +28,22 @@ class Method(nn.Module, ABC):
     then `after_step(k)`. All that must survive a restart is in parameters and persistent buffers.
     """
 
+    #: Whether it has a teacher: its m, its norms and their α are then shown, logged and checked.
+    has_teacher: ClassVar[bool] = False
+    #: The norms that its teacher may have.
+    teacher_norms: ClassVar[frozenset[TeacherNormName]] = frozenset({"local", "synced", "momentum", "ema"})
+    #: Whether it learns from labels.
+    needs_labels: ClassVar[bool] = False
+    #: Whether it can leave the encoder as it is (`method.freeze_encoder`).
+    can_freeze: ClassVar[bool] = False
+    #: How many views of an image it may be given.
+    views: ClassVar[range] = range(2, 3)
     #: Parameters whose names start so keep the peak learning rate for the whole run.
     constant_lr: tuple[str, ...] = ()
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Raise a `SettingError` for settings that do not suit the method."""
 
     def __init__(self, schedule: Schedule) -> None:
         super().__init__()
@@ -42,7 +56,7 @@ class Method(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
-        """Loss of one micro-batch; each view is N×3×S×S, normalised."""
+        """Loss of one micro-batch; each view is N×3×S×S, normalized."""
 
     def after_step(self, k: int) -> None:
         """Commit the statistics of every Momentum BN but a teacher's, whose own `update` commits them."""
@@ -67,6 +81,8 @@ def encoder_of(network: nn.Module) -> Encoder:
 
 class TeacherMethod(Method):
     """A method whose student (encoder, then projector) has a teacher that follows it."""
+
+    has_teacher = True
 
     def __init__(self, config: Config, schedule: Schedule, f: Encoder, g: nn.Module, devices: int) -> None:
         super().__init__(schedule)

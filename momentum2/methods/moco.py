@@ -7,6 +7,7 @@ from torch import Tensor
 from momentum2 import distributed
 from momentum2.backbones import Encoder
 from momentum2.config import Config
+from momentum2.errors import SettingError
 from momentum2.heads import mlp
 from momentum2.methods.method import Output, TeacherMethod
 from momentum2.methods.precision import without_autocast
@@ -27,8 +28,15 @@ def info_nce(q: Tensor, k: Tensor, queue: Tensor, temperature: float) -> Tensor:
 class MoCo(TeacherMethod):
     """The teacher gives the keys, with shuffled, momentum or plain statistics."""
 
+    teacher_norms = TeacherMethod.teacher_norms | {"shuffle"}
     queue: Tensor
     pointer: Tensor
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        size, batch = config.method.queue_size, config.train.batch_size
+        if size < batch:
+            raise SettingError("method.queue_size", f"must be at least the batch size, {batch}, not {size}.")
 
     def __init__(self, config: Config, schedule: Schedule, f: Encoder, devices: int, classes: int) -> None:
         model, method = config.model, config.method

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from momentum2.runs.handle import RunFiles
+from momentum2.runs.handle import Snapshot
 
 Floats = NDArray[np.float64]
 
@@ -42,7 +42,7 @@ HEALTH = (
 )
 
 
-def series(run: RunFiles) -> dict[str, dict[str, list[float | None]]]:
+def series(run: Snapshot) -> dict[str, dict[str, list[float | None]]]:
     """`{metric: {"step": […], "images": […], "minutes": […], "value": […]}}` of all panels' metrics that a run has."""
     steps, seconds = (np.array(part, float) for part in zip(*run.seconds(), strict=True))
     found = {}
@@ -73,7 +73,7 @@ def thin(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     return x[chosen], y[chosen]
 
 
-def alarms(run: RunFiles) -> list[dict[str, Any]]:
+def alarms(run: Snapshot) -> list[dict[str, Any]]:
     """The alarms with their place on each time axis."""
     steps, seconds = zip(*run.seconds(), strict=True)
     return [

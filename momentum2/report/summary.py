@@ -3,17 +3,18 @@
 import math
 from collections.abc import Iterator, Sequence
 
+from momentum2.methods import METHODS
 from momentum2.report.curves import CURVES, HEALTH
 from momentum2.report.html import duration, escape, number, table
-from momentum2.runs.handle import RunFiles
+from momentum2.runs.handle import Snapshot
 
 
-def headline(runs: Sequence[RunFiles]) -> str:
-    """A card a run."""
+def headline(runs: Sequence[Snapshot]) -> str:
+    """One card per run."""
     return f'<div class="cards">{"".join(_card(i, run) for i, run in enumerate(runs))}</div>'
 
 
-def _card(place: int, run: RunFiles) -> str:
+def _card(place: int, run: Snapshot) -> str:
     config = run.config
     facts = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in _facts(run)
@@ -22,26 +23,26 @@ def _card(place: int, run: RunFiles) -> str:
     data = f"{config.data.name}{f' ({config.data.root})' if config.data.root else ''}"
     what = (
         f"{config.method.name} with {config.method.teacher_norm} teacher norm, "
-        if config.method.name in ("byol", "moco")
+        if config.method.name in METHODS and METHODS[config.method.name].has_teacher
         else f"{config.method.name}, "
     )
     network = f"{config.model.backbone} of width {config.model.width:g}, {config.data.image_size} px, "
     return (
-        f'<article class="card" data-colour="{place}"><h3>{escape(run.name)}</h3>'
+        f'<article class="card" data-color="{place}"><h3>{escape(run.name)}</h3>'
         f"<p>{escape(what + network + data)}</p>"
         f'<dl class="facts">{facts}</dl><ul class="verdict">{words}</ul></article>'
     )
 
 
-def _facts(run: RunFiles) -> Iterator[tuple[str, str]]:
+def _facts(run: Snapshot) -> Iterator[tuple[str, str]]:
     of = f" of {run.steps:,}" if run.steps else ""
     yield "state", "finished" if run.finished else f"step {run.step:,}{of}"
     knn = run.last("knn_top1")
     if knn is not None:
-        yield "online kNN top-1", f"{knn:.1f} %"
+        yield "online kNN top-1", f"{knn:.1f}%"
     for result in run.results.values():
         if result["network"] in ("teacher", "student"):
-            yield f"{result['evaluation']} top-1", f"{result['accuracy']['top1']:.1f} %"
+            yield f"{result['evaluation']} top-1", f"{result['accuracy']['top1']:.1f}%"
     yield "loss", number(run.last("loss"))
     seconds = run.seconds()[-1][1]
     yield "training time", duration(seconds)
@@ -52,18 +53,21 @@ def _facts(run: RunFiles) -> Iterator[tuple[str, str]]:
         yield "time left", duration((run.steps - run.step) * step_time)
 
 
-def verdict(run: RunFiles) -> Iterator[str]:
-    """Sentences that answer whether it learns and whether it is well."""
+def verdict(run: Snapshot) -> Iterator[str]:
+    """Sentences that say whether the run is learning and healthy."""
     knn = [(r["step"], r["knn_top1"]) for r in run.records if "knn_top1" in r]
     if len(knn) > 1 and knn[0][0] == 0:
         gain = knn[-1][1] - knn[0][1]
         how = "It is learning" if gain > 1 else "It has not learned yet"
         yield (
-            f"{how}: online kNN went from {knn[0][1]:.1f} % (untrained) to {knn[-1][1]:.1f} % "
+            f"{how}: online kNN went from {knn[0][1]:.1f}% (untrained) to {knn[-1][1]:.1f}% "
             f"({gain:+.1f} points)."
         )
     elif not knn:
-        yield "No online kNN: a loss alone does not tell learning; give labelled --eval_data and --monitor.knn_every."
+        yield (
+            "No online kNN: the loss alone does not show whether it is learning. Set eval_data to labeled images, and "
+            "monitor.knn_every."
+        )
     for result in run.results.values():
         best = max(result["floors"].values(), default=None)
         if best is not None and result["network"] in ("teacher", "student"):
@@ -78,7 +82,7 @@ def verdict(run: RunFiles) -> Iterator[str]:
         yield f"{run.bad_images:,} images could not be read; bad_images.txt lists them."
 
 
-def results_table(runs: Sequence[RunFiles]) -> str:
+def results_table(runs: Sequence[Snapshot]) -> str:
     """What `evaluate` found, side by side, with the floors; empty if there is nothing."""
     names = list(dict.fromkeys(name for run in runs for name in run.results))
     if not names:
@@ -90,7 +94,7 @@ def results_table(runs: Sequence[RunFiles]) -> str:
         floors = dict.fromkeys(floor for result in found if result for floor in result["floors"])
         for floor in floors:
             values = (result["floors"].get(floor) if result else None for result in found)
-            rows.append((f"  floor: {floor}", *(f"{v:.1f} %" if v is not None else "–" for v in values)))
+            rows.append((f"  floor: {floor}", *(f"{v:.1f}%" if v is not None else "–" for v in values)))
     return table(("top-1", *(run.name for run in runs)), rows, "Results of momentum2 evaluate")
 
 
@@ -98,10 +102,10 @@ def _accuracy(result: dict[str, dict[str, float]] | None) -> str:
     if result is None:
         return "–"
     a = result["accuracy"]
-    return f"{a['top1']:.1f} % ({a['low']:.1f} to {a['high']:.1f})"
+    return f"{a['top1']:.1f}% ({a['low']:.1f} to {a['high']:.1f})"
 
 
-def values_table(runs: Sequence[RunFiles]) -> str:
+def values_table(runs: Sequence[Snapshot]) -> str:
     """The curves in numbers, for those who cannot see them."""
     rows = []
     for panel in (*CURVES, *HEALTH):
@@ -114,7 +118,7 @@ def values_table(runs: Sequence[RunFiles]) -> str:
     return table(("metric", "run", "first", "last", "lowest", "highest"), rows, "The curves in numbers")
 
 
-def alarm_list(runs: Sequence[RunFiles]) -> str:
+def alarm_list(runs: Sequence[Snapshot]) -> str:
     """All alarms in words."""
     several = len(runs) > 1
     items = [

@@ -1,8 +1,10 @@
 """The product of a run: one encoder, with all that is needed to use it, in a file or ready in memory."""
 
+import copy
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,25 +16,25 @@ from torch import Tensor, nn
 
 from momentum2 import __version__, backbones
 from momentum2.augment import ViewSpec, view_specs
-from momentum2.config import Config, Network, Stem, ViewsConfig
-from momentum2.errors import UserError
+from momentum2.config import OWN, Config, Network, Stem, ViewsConfig
+from momentum2.errors import SettingError, UserError
 from momentum2.files import write_whole
 from momentum2.runs.checkpoint import Checkpoints, Damaged, parse_tensors, read_files
 from momentum2.runs.names import CHECKPOINTS, CONFIG, ENCODER, STEP
 from momentum2.runs.preprocess import Preprocess
 from momentum2.settings import config_from_file
-from momentum2.weights import Architecture, fill, identify, network_in, read_state, to_bytes
+from momentum2.weights import Architecture, fill, identify, network_in, on_cpu, read_state, to_bytes
 
 log = logging.getLogger("momentum2")
 
 
 _CARD, _SHA256 = "momentum2", "sha256"  # keys of the file's metadata
-#: Where the methods keep their encoders.
-_PREFIXES: tuple[tuple[Network, str], ...] = (
-    ("teacher", "teacher.network.encoder."),
-    ("student", "student.encoder."),
-    ("student", "f.encoder."),
-    ("student", "encoder."),
+#: Where the methods of version 0.1 kept their encoders; later checkpoints say it themselves.
+_OLD_PLACES: tuple[tuple[Network, str], ...] = (
+    ("teacher", "teacher.network.encoder"),
+    ("student", "student.encoder"),
+    ("student", "f.encoder"),
+    ("student", "encoder"),
 )
 
 
@@ -41,7 +43,7 @@ class EncoderCard:
     """What an encoder is, what it wants to see and where it comes from.
 
     `crop` is the side of the central square that is shown to it, as a share of an image's shorter side.
-    `network`, `method`, `step` and `data` are None where nobody knows: in a file of others.
+    `network`, `method`, `step` and `data` are None where they are unknown, as in files from elsewhere.
     """
 
     backbone: str
@@ -76,8 +78,8 @@ class EncoderCard:
     def of_foreign(cls, architecture: Architecture, feature_dim: int, image_size: int = 224) -> Self:
         """The card of an encoder of which only the architecture is known."""
         view = view_specs(ViewsConfig(recipe="evaluation"), image_size)[0]
-        assert view.centre is not None
-        return cls(*architecture, feature_dim, image_size, view.mean, view.std, view.centre)
+        assert view.center is not None
+        return cls(*architecture, feature_dim, image_size, view.mean, view.std, view.center)
 
     @property
     def architecture(self) -> Architecture:
@@ -86,7 +88,7 @@ class EncoderCard:
     @property
     def view(self) -> ViewSpec:
         """What is done to an image before the encoder sees it."""
-        return ViewSpec(self.image_size, centre=self.crop, flip_p=0.0, mean=self.mean, std=self.std)
+        return ViewSpec(self.image_size, center=self.crop, flip_p=0.0, mean=self.mean, std=self.std)
 
     def to_metadata(self) -> dict[str, str]:
         return {"format": "pt", _CARD: json.dumps(asdict(self))}
@@ -117,7 +119,7 @@ class LoadedEncoder(nn.Module):
 
 def save_encoder(path: Path, encoder: nn.Module, card: EncoderCard) -> None:
     """Write an `encoder.safetensors`, whole or not at all: plain BN names, card and checksum as metadata."""
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in encoder.state_dict().items()}
+    state = on_cpu(encoder.state_dict())
     metadata = card.to_metadata() | {_SHA256: _checksum(state)}
     try:
         write_whole(path, to_bytes(state, metadata))
@@ -126,29 +128,31 @@ def save_encoder(path: Path, encoder: nn.Module, card: EncoderCard) -> None:
 
 
 def load_encoder(
-    source: str | Path,
+    source: str | os.PathLike[str],
     network: Network | None = None,
     backbone: str | None = None,
     stem: Stem | None = None,
     width: float | None = None,
+    encoder: nn.Module | None = None,
 ) -> LoadedEncoder:
-    """An encoder, ready to use, from any place where there is one.
+    """An encoder, ready to use, from any source that has one.
 
     Args:
         source: A run directory, one of its checkpoints, an `encoder.safetensors`, or a state dict with the
             names of torchvision and timm (`.safetensors`, or `.pth` with nothing but tensors).
         network: teacher or student; by default the one that the run exports.
-        backbone: Architecture of a state dict; that of a ResNet is told by its tensors.
+        backbone: Architecture of a state dict; that of a ResNet is found from its tensors.
         stem: Stem of a state dict; needed where it is 3x3.
-        width: Width of a state dict; told by its tensors.
+        width: Width of a state dict; found from its tensors.
+        encoder: Your own network, such as the run was started with; the weights go into a copy of it.
     """
     path = Path(source)
     if path.is_dir():
-        loaded = _from_directory(path, network)
+        loaded = _from_directory(path, network, encoder)
     elif not path.exists():
         raise UserError(f"There is no run directory or file of weights called {path}.")
     elif card := read_card(path):
-        loaded = _from_own_file(path, card, network)
+        loaded = _from_own_file(path, card, network, encoder)
     else:
         loaded = _from_foreign_file(path, backbone, stem, width)
     for what, wanted in (("backbone", backbone), ("stem", stem), ("width", width)):
@@ -168,23 +172,25 @@ def read_card(path: Path) -> EncoderCard | None:
         return EncoderCard.from_metadata(metadata) if _CARD in metadata else None
     except (OSError, SafetensorError):
         raise UserError(
-            f"{path} is damaged or is not a safetensors file; fetch or export it again."
+            f"{path} is corrupt or is not a safetensors file. Download or export it again."
         ) from None
     except (ValueError, TypeError, KeyError):
-        raise UserError(f"{path} was written by another version of momentum2; use that one.") from None
+        raise UserError(f"{path} was written by another version of momentum2. Use that version.") from None
 
 
-def _from_own_file(path: Path, card: EncoderCard, network: Network | None) -> LoadedEncoder:
+def _from_own_file(
+    path: Path, card: EncoderCard, network: Network | None, given: nn.Module | None
+) -> LoadedEncoder:
     if network not in (None, card.network):
         raise UserError(
-            f"{path} has the {card.network}, not the {network}; give the run's directory instead."
+            f"{path} contains the {card.network}, not the {network}. Pass the run directory instead."
         )
     with safe_open(path, "pt") as file:
         checksum = file.metadata().get(_SHA256)
     state = read_state(path)
     if _checksum(state) != checksum:
-        raise UserError(f"{path} is damaged: its tensors are not those that were written; copy it again.")
-    return LoadedEncoder(_encoder(path, card.architecture, state), card)
+        raise UserError(f"{path} is corrupt: its tensors are not those that were written. Copy it again.")
+    return LoadedEncoder(_encoder(path, card.architecture, state, given, card.image_size), card)
 
 
 def _from_foreign_file(
@@ -197,50 +203,68 @@ def _from_foreign_file(
     return LoadedEncoder(encoder, EncoderCard.of_foreign(architecture, encoder.feature_dim))
 
 
-def _from_directory(path: Path, network: Network | None) -> LoadedEncoder:
+def _from_directory(path: Path, network: Network | None, given: nn.Module | None) -> LoadedEncoder:
     if (path / CONFIG).exists():
         card = read_card(path / ENCODER) if (path / ENCODER).exists() else None
         if card and network in (None, card.network):
-            return _from_own_file(path / ENCODER, card, network)
-        return _from_newest_checkpoint(path, network)
+            return _from_own_file(path / ENCODER, card, network, given)
+        return _from_newest_checkpoint(path, network, given)
     if (path.parent.parent / CONFIG).exists() and path.name.startswith(STEP):
         try:
-            return _from_checkpoint(path, network)
+            return _from_checkpoint(path, network, given)
         except Damaged as damage:
-            raise UserError(f"{path} is damaged ({damage}); choose another checkpoint of the run.") from None
-    raise UserError(f"{path} is neither a run directory, for it has no {CONFIG}, nor a checkpoint in one.")
+            raise UserError(f"{path} is corrupt ({damage}). Choose another checkpoint of the run.") from None
+    raise UserError(f"{path} is not a run directory or a checkpoint.")
 
 
-def _from_newest_checkpoint(run: Path, network: Network | None) -> LoadedEncoder:
+def _from_newest_checkpoint(run: Path, network: Network | None, given: nn.Module | None) -> LoadedEncoder:
     checkpoints = Checkpoints(run / CHECKPOINTS, keep=1, config_hash="")
     for step in reversed(checkpoints.steps()):
         try:
-            return _from_checkpoint(checkpoints.path(step), network)
+            return _from_checkpoint(checkpoints.path(step), network, given)
         except Damaged as damage:
             log.warning(
-                "%s is damaged (%s); taking the checkpoint before it.", checkpoints.path(step), damage
+                "%s is corrupt (%s). Using the previous checkpoint instead.", checkpoints.path(step), damage
             )
-    raise UserError(f"{run} has neither an {ENCODER} nor an undamaged checkpoint yet.")
+    raise UserError(f"{run} has no {ENCODER} and no intact checkpoint yet.")
 
 
-def _from_checkpoint(path: Path, network: Network | None) -> LoadedEncoder:
+def _from_checkpoint(path: Path, network: Network | None, given: nn.Module | None) -> LoadedEncoder:
     """The encoder in a checkpoint, with device 0's statistics where each device has its own."""
     files = read_files(path)
-    tensors, _ = parse_tensors(files)
+    state, (tensors, _) = json.loads(files[0]), parse_tensors(files)
     config = config_from_file(path.parent.parent / CONFIG)
-    model, export = config.model, config.method.export or "teacher"
-    for name, prefix in sorted(_PREFIXES, key=lambda place: place[0] != export):
-        full = f"method/{prefix}"
-        state = {key.removeprefix(full): t for key, t in tensors.items() if key.startswith(full)}
-        if state and network in (None, name):
-            encoder = _encoder(path, Architecture(model.backbone, model.stem, model.width), state)
-            card = EncoderCard.of_run(config, encoder.feature_dim, name, json.loads(files[0])["step"])
+    model, exported = config.model, config.method.export or "teacher"
+    places = state["info"].get("encoders", {}).items() or _OLD_PLACES
+    for name, place in sorted(places, key=lambda found: found[0] != exported):
+        full = f"method/{place}."
+        found = {key.removeprefix(full): t for key, t in tensors.items() if key.startswith(full)}
+        if found and network in (None, name):
+            architecture = Architecture(model.backbone, model.stem, model.width)
+            encoder = _encoder(path, architecture, found, given, config.data.image_size)
+            card = EncoderCard.of_run(config, encoder.feature_dim, name, state["step"])
             return LoadedEncoder(encoder, card)
-    raise UserError(f"{path} has no {network}: method {config.method.name} trains none; leave --network out.")
+    raise SettingError(
+        "network", f"cannot be {network} for {path}: method {config.method.name} has none. Leave it out."
+    )
 
 
-def _encoder(path: Path, architecture: Architecture, state: Mapping[str, Tensor]) -> backbones.Encoder:
-    encoder = backbones.build(*architecture)
+def _encoder(
+    path: Path,
+    architecture: Architecture,
+    state: Mapping[str, Tensor],
+    given: nn.Module | None,
+    image_size: int,
+) -> backbones.Encoder:
+    if given is not None:
+        encoder = backbones.with_feature_dim(copy.deepcopy(given), image_size)
+    elif architecture.backbone == OWN:
+        raise UserError(
+            f"{path} contains the weights of a custom network, which can only be passed from Python: "
+            f"load_encoder({str(path)!r}, encoder=...)."
+        )
+    else:
+        encoder = backbones.build(*architecture)
     fill(encoder, state, path)
     return encoder
 

@@ -1,5 +1,6 @@
-"""What a run directory says about its run, read once."""
+"""What a run directory says about its run."""
 
+import os
 import re
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -14,9 +15,57 @@ from momentum2.runs.results import read_results
 from momentum2.settings import config_from_file
 
 
+class Run:
+    """A run directory: a handle that reads its files when asked, and holds no lock.
+
+    It can be given wherever a path can.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], finished: bool = False) -> None:
+        self.path = Path(directory)
+        self._finished = finished  # as the process that trained it knows, which may not see the files
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def config(self) -> Config:
+        """Its settings."""
+        return config_from_file(self.path / CONFIG)
+
+    @property
+    def finished(self) -> bool:
+        """Whether training is finished."""
+        return self._finished or (self.path / ENCODER).exists()
+
+    @property
+    def step(self) -> int:
+        """The last step that was logged."""
+        return max((int(record["step"]) for record in self.metrics()), default=0)
+
+    @property
+    def alarms(self) -> list[tuple[int, str]]:
+        """(step, sentence) of what went wrong."""
+        return [(int(r["step"]), str(r["alarm"])) for r in self._lines() if "alarm" in r]
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """What was logged, one mapping per line, each with its `step`."""
+        return [record for record in self._lines() if "alarm" not in record]
+
+    def results(self) -> dict[str, dict[str, Any]]:
+        """What evaluations found, by name."""
+        return read_results(self.path / RESULTS)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        return read_metrics(self.path / METRICS) if (self.path / METRICS).exists() else []
+
+
 @dataclass(frozen=True)
-class RunFiles:
-    """The files of one run.
+class Snapshot:
+    """The files of one run, read at one moment.
 
     Args:
         directory: Where they are.
@@ -27,7 +76,7 @@ class RunFiles:
         results: What `evaluate` found, by name.
         plan: `plan.txt`, or empty.
         bad_images: Number of images that could not be read.
-        finished: Whether training came to its end.
+        finished: Whether training is finished.
     """
 
     directory: Path
@@ -53,7 +102,7 @@ class RunFiles:
 
     @property
     def steps(self) -> int | None:
-        """How many there will be, as far as anybody knows."""
+        """Their total, as far as it is known."""
         planned = re.search(r"^steps\s+([\d,]+) of", self.plan, re.MULTILINE)
         return int(planned[1].replace(",", "")) if planned else self.config.train.steps
 
@@ -72,15 +121,15 @@ class RunFiles:
         return found
 
 
-def read_run(directory: Path, name: str = "") -> RunFiles:
+def read_run(directory: Path, name: str = "") -> Snapshot:
     """Read a run directory; only its `config.yaml` must be there."""
     if not (directory / CONFIG).is_file():
         raise UserError(
-            f"{directory} is no run directory, for it has no {CONFIG}; give one that pretrain made."
+            f"{directory} is not a run directory: it has no {CONFIG}. Pass one that pretrain made."
         )
     metrics = directory / METRICS
     lines = read_metrics(metrics) if metrics.exists() else []
-    return RunFiles(
+    return Snapshot(
         directory,
         name or directory.resolve().name,
         config_from_file(directory / CONFIG),
@@ -93,13 +142,13 @@ def read_run(directory: Path, name: str = "") -> RunFiles:
     )
 
 
-def read_runs(directories: list[Path]) -> list[RunFiles]:
+def read_runs(directories: list[Path]) -> list[Snapshot]:
     """Read several, and give each a name of its own."""
     names = [directory.resolve().name for directory in directories]
     if len(set(names)) < len(names):
         names = [str(directory) for directory in directories]
     if len(set(names)) < len(names):
-        raise UserError("The same run is given twice; give each once.")
+        raise UserError("The same run is given twice. Pass each run once.")
     return [read_run(directory, name) for directory, name in zip(directories, names, strict=True)]
 
 

@@ -1,49 +1,66 @@
-"""Settings that cannot be meant, said in one sentence before anything is opened or written."""
+"""Settings that cannot work, refused in one sentence before anything is opened or written."""
 
 from momentum2.augment import view_specs
 from momentum2.config import Config, OptimConfig
-from momentum2.errors import SettingError, UserError
+from momentum2.errors import SettingError
+from momentum2.methods import METHODS, Method
 from momentum2.settings import check as check_settings
 
-#: The methods that have a teacher.
-WITH_TEACHER = frozenset({"byol", "moco"})
+
+def method_class(config: Config, own: type[Method] | None = None) -> type[Method]:
+    """The class of the method that `config` names, or the one that was given from Python."""
+    if own is not None:
+        return own
+    if config.method.name == "own":
+        raise SettingError(
+            "method.name",
+            "own is for a custom class, which can only be passed from Python: pretrain(method=).",
+        )
+    return METHODS[config.method.name]
 
 
-def check(config: Config) -> None:
-    """Raise a `UserError` for a value out of its limits, or for views that do not suit the method."""
+def check(config: Config, kind: type[Method]) -> None:
+    """Raise a `UserError` for a value out of its limits, or for settings that do not suit the method."""
     check_settings(config)
     if config.train.batch_size < 2:
         raise SettingError("train.batch_size", f"must be at least 2, not {config.train.batch_size}.")
     check_optim(config.optim)
-    method = config.method
+    method, name = config.method, kind.__name__
     views = len(view_specs(config.views, config.data.image_size))
-    if method.name == "supervised":
-        if views > 1 and config.views.recipe != "supervised":
-            raise UserError("Method supervised takes one view: add --views.recipe supervised.")
-    elif views < 2:
-        raise UserError(
-            f"Method {method.name} compares two views: choose --views.recipe byol, not {config.views.recipe}."
+    if views not in kind.views:
+        one = len(kind.views) == 1
+        wanted = (
+            f"{kind.views[0]} view{'s' * (kind.views[0] > 1)}" if one else f"at least {kind.views[0]} views"
         )
-    elif views > 2 and method.name != "byol":
-        raise UserError(f"Small crops are for method byol; {method.name} takes two views.")
-    if method.teacher_norm == "shuffle" and method.name != "moco":
-        raise UserError("--method.teacher_norm shuffle is MoCo's; use it with --method.name moco.")
-    if method.export == "teacher" and method.name not in WITH_TEACHER:
-        raise UserError(f"Method {method.name} has no teacher to export; leave --method.export out.")
-    if method.name == "moco" and method.queue_size < config.train.batch_size:
-        raise UserError(
-            f"--method.queue_size must be at least the batch size, {config.train.batch_size}, not {method.queue_size}."
+        suits = "supervised" if kind.views[0] == 1 else "byol"
+        raise SettingError(
+            "views.recipe",
+            f"{config.views.recipe} makes {views} view{'s' * (views > 1)} per image, but {name} takes {wanted}. Use "
+            f"{suits}, or change small_crops.",
         )
+    if kind.has_teacher and method.teacher_norm not in kind.teacher_norms:
+        raise SettingError(
+            "method.teacher_norm",
+            f"{method.teacher_norm} does not suit {name}. Use {', '.join(sorted(kind.teacher_norms))}.",
+        )
+    if method.export == "teacher" and not kind.has_teacher:
+        raise SettingError("method.export", f"cannot be teacher: {name} has none. Leave it out.")
+    if method.freeze_encoder and not kind.can_freeze:
+        raise SettingError(
+            "method.freeze_encoder", f"is for the method supervised; {name} trains its encoder."
+        )
+    kind.check(config)
 
 
 def check_optim(optim: OptimConfig) -> None:
     """Raise a `UserError` for settings of the optimizer that do not suit each other."""
     if optim.nesterov and optim.name != "sgd":
-        raise UserError(f"--optim.nesterov is for sgd; leave it out with --optim.name {optim.name}.")
+        raise SettingError("optim.nesterov", f"is for sgd, not {optim.name}. Leave it out.")
     if optim.nesterov and optim.sgd_momentum == 0:
-        raise UserError("--optim.nesterov needs momentum; choose --optim.sgd_momentum above 0.")
+        raise SettingError("optim.nesterov", "needs momentum. Set optim.sgd_momentum above 0.")
     for share in optim.milestones or ():
         if not 0 < share < 1:
-            raise UserError(
-                f"--optim.milestones are shares of the run, above 0 and below 1, such as [0.6,0.8], not {share:g}."
+            raise SettingError(
+                "optim.milestones",
+                f"must be shares of the run, above 0 and below 1, such as [0.6,0.8], not {share:g}.",
             )

@@ -8,15 +8,15 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from momentum2 import distributed
 from momentum2.augment import draw, render, view_specs
 from momentum2.config import Config
 from momentum2.data import open_dataset
 from momentum2.machine import cpu_threads
 from momentum2.optim import build_optimizer
+from momentum2.training.build import build_method
 from momentum2.training.device import choose_device, keep_large_blocks, use_bf16
 from momentum2.training.plan import Plan, describe, resolve
-from momentum2.training.pretrain import build_method
+from momentum2.training.step import Stepper
 
 #: Training images of the data sets that are the same everywhere, for planning without having them.
 KNOWN_IMAGES = {
@@ -48,11 +48,19 @@ def planned(config: Config, images: int | None, processes: int, probe: bool) -> 
         seconds = step_seconds(config, plan, classes)
         total = seconds * plan.steps
         lines.append(
-            ("time", f"{seconds:.3g} s a step, {total / 3600:.3g} hours in all, if data does not hold it up")
+            (
+                "time",
+                f"{seconds:.3g} s per step, {_hours(total)} in total, if loading data is not the bottleneck",
+            )
         )
     else:
-        lines.append(("time", "add --probe true to measure a few steps"))
+        lines.append(("time", "not measured (probe times a few steps)"))
     return lines
+
+
+def _hours(seconds: float) -> str:
+    hours = f"{seconds / 3600:.3g}"
+    return f"{hours} hour{'s' * (hours != '1')}"
 
 
 def memory_bytes(config: Config, plan: Plan, classes: int) -> tuple[int, int]:
@@ -103,28 +111,23 @@ def step_seconds(config: Config, plan: Plan, classes: int, steps: int = 4) -> fl
 def make_step(config: Config, plan: Plan, classes: int, device: torch.device) -> Callable[[int], None]:
     """A function that takes optimizer step k on random images and waits for its end.
 
-    Augmentation is included; reading images, the norm of the gradient and what is logged are not.
+    Augmentation is included; reading images and what is logged are not. The learning rate is 0.
     """
-    method = build_method(config, plan, classes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    method = build_method(config, plan, classes)
+    method.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = build_optimizer(method.train().named_parameters(), config.optim, lr=0.0)
-    alone = distributed.world_size() == 1
-    model = method if alone else distributed.data_parallel(method)
+    take_step = Stepper(method, optimizer, config.train, config.optim, device)
     specs = view_specs(config.views, config.data.image_size)
     n, side = plan.micro_batch, config.data.image_size
     images = torch.randint(0, 256, (n, 3, side, side), dtype=torch.uint8, device=device)
     labels = torch.zeros(n, dtype=torch.long, device=device)
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=use_bf16(config.train.precision, device))
 
     def step(k: int) -> None:
-        method.before_step(k)
-        for _ in range(config.train.accumulate):
+        def inputs(i: int) -> tuple[list[Tensor], Tensor]:
             draws = [draw(spec, config.train.seed, k, v, n) for v, spec in enumerate(specs)]
-            with autocast:
-                loss = model(render(images, draws, specs, channels_last=True), labels).loss
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        method.after_step(k)
+            return render(images, draws, specs, channels_last=True), labels
+
+        take_step(k, 0.0, inputs)
         if device.type == "cuda":
             torch.cuda.synchronize()
 

@@ -1,6 +1,7 @@
 """What a run says: `metrics.jsonl`, which is the truth, the terminal, and TensorBoard."""
 
 import json
+import logging
 import math
 import time
 from datetime import timedelta
@@ -11,7 +12,6 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from momentum2 import distributed
 from momentum2.errors import UserError
 from momentum2.runs.metrics import keep_until, read_metrics
 from momentum2.runs.names import METRICS, TENSORBOARD
+from momentum2.terminal import has_bars
 
 
 def spread(z: Tensor) -> dict[str, float]:
@@ -35,6 +36,9 @@ def spread(z: Tensor) -> dict[str, float]:
         "z_std": float(z.std(0).mean() * math.sqrt(z.shape[1])),
         "z_rank": float(entropy.exp()),
     }
+
+
+log = logging.getLogger("momentum2")
 
 
 class Meter:
@@ -70,7 +74,6 @@ class Log:
     ) -> None:
         self.main = distributed.is_main()
         self.steps, self.steps_per_epoch = steps, steps_per_epoch
-        self.console = Console(quiet=not self.main)
         self.last_line = -math.inf
         self.writer: Any = None
         self.progress: Progress | None = None
@@ -84,17 +87,17 @@ class Log:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 raise UserError(
-                    "TensorBoard is not installed: pip install 'momentum2[tensorboard]'."
+                    "TensorBoard is not installed. Run pip install 'momentum2[tensorboard]'."
                 ) from None
             self.writer = SummaryWriter(str(directory / TENSORBOARD), purge_step=start)
-        if self.console.is_terminal:
+        if has_bars():
             self.progress = Progress(
                 TextColumn("epoch {task.fields[epoch]}"),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[text]}"),
                 TimeRemainingColumn(),
-                console=self.console,
+                console=Console(stderr=True),
             )
             self.task = self.progress.add_task("", total=steps, completed=start, epoch=0, text="")
 
@@ -149,11 +152,12 @@ class Log:
         """Record and show something that the user should look at."""
         if self.main:
             self._write({"step": step, "alarm": sentence})
-            self.say(f"[bold yellow]{escape(sentence)}[/]")
+            log.warning(sentence)
 
     def say(self, text: str) -> None:
         """Show a line."""
-        self.console.print(text, highlight=False, soft_wrap=True)
+        if self.main:
+            log.info(text)
 
     def _write(self, record: dict[str, Any]) -> None:
         self.file.write(json.dumps(record) + "\n")

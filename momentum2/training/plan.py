@@ -1,11 +1,13 @@
-"""What a config comes to: steps, learning rate, momenta and group sizes, before anything is trained."""
+"""What a config resolves to: steps, learning rate, momenta and group sizes, before anything is trained."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from momentum2.config import Config
-from momentum2.errors import UserError
+from momentum2.errors import SettingError
+from momentum2.methods import Method
 from momentum2.schedules import Schedule, scaled_lr, scaled_weight_momentum
-from momentum2.training.checks import WITH_TEACHER, check
+from momentum2.training.checks import check, method_class
 
 #: The norms whose statistics are those of a device.
 PER_DEVICE = frozenset({"local", "momentum", "shuffle"})
@@ -22,55 +24,83 @@ class Plan:
     micro_batch: int  # images in one forward of one process
     devices: int  # of the algorithm
     local_devices: int  # of them in this process
+    method: type[Method]
     schedule: Schedule
     student_bn: int | None  # samples that share BN statistics
     teacher_bn: int | None
 
 
-def has_teacher(config: Config) -> bool:
-    """Whether the method has a teacher."""
-    return config.method.name in WITH_TEACHER
-
-
-def per_device(config: Config) -> bool:
+def per_device(config: Config, kind: type[Method]) -> bool:
     """Whether the number of devices decides what is computed: some norm has a device's own statistics."""
     method = config.method
-    norms = {method.student_norm, method.teacher_norm} if has_teacher(config) else {method.student_norm}
+    norms = {method.student_norm, method.teacher_norm} if kind.has_teacher else {method.student_norm}
     return not method.freeze_encoder and bool(norms & PER_DEVICE)
 
 
-def idle_settings(config: Config) -> frozenset[str]:
+def idle_settings(config: Config, kind: type[Method]) -> frozenset[str]:
     """The settings that decide nothing with this config."""
-    return frozenset() if per_device(config) else frozenset({"train.devices"})
+    return frozenset() if per_device(config, kind) else frozenset({"train.devices"})
 
 
-def resolve(config: Config, images: int, world: int = 1) -> Plan:
-    """Resolve `config` for a data set of `images` images, or say in one sentence why it cannot be run."""
-    train, method, optim = config.train, config.method, config.optim
-    batch = train.batch_size
-    check(config)
+class Sharing(NamedTuple):
+    """How a batch is shared, before the images are known."""
+
+    devices: int  # of the algorithm
+    student_bn: int | None  # samples that share BN statistics
+    teacher_bn: int | None
+
+
+def share(config: Config, world: int, kind: type[Method]) -> Sharing:
+    """Share the batch among devices and processes, or say in one sentence why it cannot be."""
+    train, method, batch = config.train, config.method, config.train.batch_size
+    by_device = per_device(config, kind)
     devices = world
-    if per_device(config) and train.devices != "auto":
+    if by_device and train.devices != "auto":
         devices = train.devices
         if devices % world:
             divisors = ", ".join(str(w) for w in range(1, devices + 1) if devices % w == 0)
-            raise UserError(
-                f"--train.devices {devices} cannot be divided among {world} processes; start {divisors}."
+            raise SettingError(
+                "train.devices", f"{devices} cannot be divided among {world} processes. Start {divisors}."
             )
     if batch % (devices * train.accumulate):
-        what = f"{devices} device(s)" if per_device(config) else f"{world} process(es)"
-        raise UserError(
-            f"--train.batch_size {batch} cannot be divided among {what} × {train.accumulate} micro-batch(es); "
-            f"choose a multiple of {devices * train.accumulate}."
+        what = f"{devices} device(s)" if by_device else f"{world} process(es)"
+        raise SettingError(
+            "train.batch_size",
+            f"{batch} cannot be divided among {what} × {train.accumulate} micro-batch(es). "
+            f"Choose a multiple of {devices * train.accumulate}.",
         )
+    micro_batch = batch // train.accumulate  # over all processes
+
+    def samples(norm: str) -> int | None:
+        return None if norm == "ema" else micro_batch // devices if norm in PER_DEVICE else micro_batch
+
+    student_bn = None if method.freeze_encoder else samples(method.student_norm)
+    teacher_bn = samples(method.teacher_norm) if kind.has_teacher else None
+    for side, count in (("student", student_bn), ("teacher", teacher_bn)):
+        if count is not None and count < 2:
+            raise SettingError(
+                "train.batch_size",
+                f"{batch} is too small: the {side}'s batch norm needs at least 2 samples but would get {count}. Raise "
+                "it, or use fewer devices or micro-batches.",
+            )
+    return Sharing(devices, student_bn, teacher_bn)
+
+
+def resolve(config: Config, images: int, world: int = 1, own: type[Method] | None = None) -> Plan:
+    """Resolve `config` for a data set of `images` images, or say in one sentence why it cannot be run.
+
+    `own` is the class of the method where Python gave one.
+    """
+    kind = method_class(config, own)
+    check(config, kind)
+    train, method, optim, batch = config.train, config.method, config.optim, config.train.batch_size
+    sharing = share(config, world, kind)
     if batch > images:
-        raise UserError(
-            f"The data set has {images} images, fewer than one batch: choose --train.batch_size {images} or less."
+        raise SettingError(
+            "train.batch_size", f"{batch} exceeds the number of images ({images}). Choose at most {images}."
         )
     steps_per_epoch = images // batch
     steps = train.steps if train.steps is not None else train.epochs * steps_per_epoch
-    micro_batch = batch // train.accumulate  # over all processes
-    teacher = has_teacher(config)
     schedule = Schedule(
         K=steps,
         lr_base=scaled_lr(optim.lr, batch),
@@ -82,29 +112,18 @@ def resolve(config: Config, images: int, world: int = 1) -> Plan:
         alpha_fixed=None if method.alpha == "cosine" else method.alpha,
         milestones=tuple(optim.milestones or ()),
     )
-
-    def samples(norm: str) -> int | None:
-        return None if norm == "ema" else micro_batch // devices if norm in PER_DEVICE else micro_batch
-
-    student_bn = None if method.freeze_encoder else samples(method.student_norm)
-    teacher_bn = samples(method.teacher_norm) if teacher else None
-    for side, count in (("student", student_bn), ("teacher", teacher_bn)):
-        if count is not None and count < 2:
-            raise UserError(
-                f"The {side}'s batch norm would see {count} sample; it needs at least 2: raise --train.batch_size or "
-                "lower --train.devices or --train.accumulate."
-            )
     return Plan(
         images=images,
         steps_per_epoch=steps_per_epoch,
         steps=steps,
         world=world,
-        micro_batch=micro_batch // world,
-        devices=devices,
-        local_devices=devices // world,
+        micro_batch=batch // (train.accumulate * world),
+        devices=sharing.devices,
+        local_devices=sharing.devices // world,
+        method=kind,
         schedule=schedule,
-        student_bn=student_bn,
-        teacher_bn=teacher_bn,
+        student_bn=sharing.student_bn,
+        teacher_bn=sharing.teacher_bn,
     )
 
 
@@ -119,16 +138,16 @@ def describe(config: Config, plan: Plan) -> list[tuple[str, str]]:
     at = (0, K // 2, K)
     samples = f"{plan.steps * train.batch_size:,} samples"
     lines = [
-        ("method", method.name),
+        ("method", method.name if method.name != "own" else f"{plan.method.__name__} (own)"),
         ("backbone", f"{config.model.backbone}, {config.model.stem} stem, width {config.model.width:g}"),
         ("data", f"{plan.images:,} images ({config.data.name}) at {config.data.image_size} px"),
         ("steps", f"{K:,} of {train.batch_size} images ({K / plan.steps_per_epoch:.4g} epochs, {samples})"),
-        *([("devices", _devices(config, plan))] if per_device(config) else []),
+        *([("devices", _devices(config, plan))] if per_device(config, plan.method) else []),
         ("processes", f"{plan.world}, {train.accumulate} micro-batch(es) of {plan.micro_batch} each"),
         ("lr", f"peak {s.lr_base:.4g}, {over_time((s.lr(at[0]), s.lr(at[1]), s.lr(at[2])))}"),
         ("warm-up", f"{s.warmup:,} steps"),
     ]
-    if has_teacher(config):
+    if plan.method.has_teacher:
         lines.append(("m", over_time((s.m(at[0]), s.m(at[1]), s.m(at[2])))))
         if method.teacher_norm == "momentum":
             lines.append(("alpha", over_time((s.alpha(at[0]), s.alpha(at[1]), s.alpha(at[2])))))
@@ -136,7 +155,7 @@ def describe(config: Config, plan: Plan) -> list[tuple[str, str]]:
         lines.append(("student BN", f"{method.student_norm}, {plan.student_bn} samples"))
     if plan.teacher_bn is not None:
         lines.append(("teacher BN", f"{method.teacher_norm}, {plan.teacher_bn} samples"))
-    elif has_teacher(config):
+    elif plan.method.has_teacher:
         lines.append(("teacher BN", f"{method.teacher_norm}, the student's running statistics"))
     return lines
 

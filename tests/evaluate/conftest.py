@@ -7,12 +7,20 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, OptimConfig, TrainConfig
+from momentum2.api import pretrain
+from momentum2.config import (
+    Config,
+    DataConfig,
+    MethodConfig,
+    ModelConfig,
+    MonitorConfig,
+    OptimConfig,
+    TrainConfig,
+)
 from momentum2.data.shapes import CLASS_NAMES, render
 from momentum2.data.shapes import labels as class_labels
 from momentum2.evaluate import linear, semi
 from momentum2.evaluate.subject import Subject
-from momentum2.training.pretrain import pretrain
 
 
 class TinyEncoder(nn.Module):
@@ -76,8 +84,9 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Pa
         eval_data=DataConfig("folder", str(pictures), image_size=16, cache_dir=str(out.parent / "cache")),
         train=TrainConfig(steps=6, batch_size=16, checkpoint_every=3, precision="fp32", threads=1),
         optim=OptimConfig(lr=0.2),
+        monitor=MonitorConfig(report=False),
     )
-    assert pretrain(config, out)
+    assert pretrain(config, out).finished
     return out
 
 

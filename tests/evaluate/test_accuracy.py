@@ -1,4 +1,5 @@
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from scipy.stats import binom
 from sklearn.metrics import top_k_accuracy_score
 
 from momentum2.errors import UserError
-from momentum2.evaluate.accuracy import bootstrap_interval, measure, print_result, top1_top5
+from momentum2.evaluate.accuracy import bootstrap_interval, measure, say_result, top1_top5
 from momentum2.runs.results import Result, read_results, write_result
 
 NAMES = [f"class {c}" for c in range(8)]
@@ -86,14 +87,15 @@ def test_a_class_whose_name_is_not_utf8(tmp_path: Path):
 def test_a_foreign_file_is_not_overwritten(tmp_path: Path):
     path = tmp_path / "results.json"
     path.write_text("[1, 2")
-    with pytest.raises(UserError, match="not a file of results"):
+    with pytest.raises(UserError, match="not a results file"):
         write_result(path, a_result())
     assert path.read_text() == "[1, 2"
 
 
-def test_a_result_is_shown(capsys: pytest.CaptureFixture[str]):
+def test_a_result_is_said(caplog: pytest.LogCaptureFixture):
     result = a_result()
-    print_result(result)
-    shown = capsys.readouterr().out
-    assert f"top-1  {result.accuracy.top1:.2f} %" in shown
-    assert "12.50 %  raw pixels" in shown
+    with caplog.at_level(logging.INFO, "momentum2"):
+        say_result(result)
+    shown = "\n".join(caplog.messages)
+    assert f"top-1  {result.accuracy.top1:.2f}%" in shown
+    assert "12.50%  raw pixels" in shown

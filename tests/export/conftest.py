@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from momentum2.api import pretrain
 from momentum2.config import Config, DataConfig, ModelConfig, MonitorConfig, TrainConfig
-from momentum2.training.pretrain import pretrain
 
 
 @pytest.fixture(scope="session")
@@ -14,8 +14,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model=ModelConfig("resnet18", projector_hidden=16, projector_out=8),
         data=DataConfig("shapes", image_size=64, train_size=64, cache="off"),
         train=TrainConfig(steps=2, batch_size=8, threads=1),
-        monitor=MonitorConfig(log_every=1),
+        monitor=MonitorConfig(log_every=1, report=False),
     )
     out = tmp_path_factory.mktemp("runs") / "shapes"
-    assert pretrain(config, out)
+    assert pretrain(config, out).finished
     return out

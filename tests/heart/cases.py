@@ -30,15 +30,15 @@ class Case:
     history: str = "local"
     accumulate: int = 1
     steps: int = 10
-    width: float = 0.0625
+    backbone: str = "resnet18"
 
     def __str__(self) -> str:
-        """What is not as usual, such as `byol-local-alpha=0.5-accumulate=2`."""
-        others = [f for f in fields(self)[3:] if getattr(self, f.name) != f.default]
-        teacher = [self.teacher] if self.has_teacher else []
-        return "-".join(
-            [self.method, self.student, *teacher, *(f"{f.name}={getattr(self, f.name)}" for f in others)]
-        )
+        """What is not as usual, such as `byol-local-momentum-alpha=0.5`."""
+        norms = [self.student, self.teacher] if self.has_teacher else [self.student]
+        values = {
+            f.name: getattr(self, f.name) for f in fields(self)[3:7] if getattr(self, f.name) != f.default
+        }
+        return "-".join([self.method, *norms, *(f"{name}={value}" for name, value in values.items())])
 
     @property
     def has_teacher(self) -> bool:
@@ -46,7 +46,7 @@ class Case:
 
     @property
     def batch(self) -> int:
-        """A device has 8 images of each micro-batch: over fewer, training soon amplifies the last bit."""
+        """A device has 8 images of each micro-batch: with fewer, training soon makes much of the last bit."""
         return 8 * DEVICES * self.accumulate
 
     def config(self) -> Config:
@@ -64,8 +64,8 @@ class Case:
                 temperature=TEMPERATURE,
                 queue_size=self.batch * 3 // 2,  # every other step's keys go round its end
             ),
-            model=ModelConfig("resnet18", "small", self.width, projector_hidden=24, projector_out=16),
-            data=DataConfig("shapes", train_size=5 * self.batch, image_size=16, cache="off"),
+            model=ModelConfig(self.backbone, "small", 0.0625, projector_hidden=24, projector_out=16),
+            data=DataConfig("shapes", split="test", train_size=5 * self.batch, image_size=16, cache="off"),
             train=TrainConfig(
                 steps=self.steps,
                 batch_size=self.batch,
@@ -74,12 +74,12 @@ class Case:
                 precision="fp32",
                 seed=SEED,
                 checkpoint_every=7,
-                keep=3,
+                keep=3,  # all: after 7, 14 and 20 steps
                 device="cpu",
                 threads=1,
             ),
             optim=OptimConfig(lr=0.02 * 256 / self.batch),
-            monitor=MonitorConfig(log_every=1),
+            monitor=MonitorConfig(log_every=1, report=False),
         )
 
     def settings(self) -> Settings:

@@ -166,7 +166,8 @@ class Oracle:
         """The trained ones, by their names in the method."""
         for prefix, network in self.trained.items():
             for name, p in network.named_parameters():
-                yield f"{prefix}.{name}", p
+                if p.requires_grad:
+                    yield f"{prefix}.{name}", p
 
     def step(self, views: list[Tensor]) -> float:
         s, k = self.s, self.k

@@ -7,8 +7,8 @@ from oracle import Oracle, norms
 from torch import Tensor
 
 from momentum2.methods import Method
+from momentum2.training.build import build_method
 from momentum2.training.plan import resolve
-from momentum2.training.pretrain import build_method
 
 CASES = [
     # The six pairs of Table 1, and alpha in all its ways.

@@ -12,8 +12,8 @@ from momentum2 import MomentumTeacher
 from momentum2._torchvision import torchvision
 from momentum2.backbones import build
 from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, TrainConfig
+from momentum2.training.build import build_method
 from momentum2.training.plan import resolve
-from momentum2.training.pretrain import build_method
 
 M = 0.3
 

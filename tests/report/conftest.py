@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from momentum2.api import pretrain
 from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, MonitorConfig, TrainConfig
-from momentum2.evaluate.online import online_knn
-from momentum2.training.pretrain import pretrain
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE = 600  # seconds, after which the browser is taken for broken, however busy the machine
@@ -185,13 +184,13 @@ HOSTILE_FILE = "<img src=y onerror=boom()> {i}.png"
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps on pictures whose files, classes and directory have names that are HTML."""
     home = tmp_path_factory.mktemp("home")
-    colours = np.random.default_rng(0).integers(0, 256, (3, 3))
+    colors = np.random.default_rng(0).integers(0, 256, (3, 3))
     for split, count in (("train", 24), ("test", 30)):
         lines = []
         (home / "data" / split).mkdir(parents=True)
         for i in range(count):
             noise = np.random.default_rng(i).integers(0, 60, (16, 16, 3))
-            pixels = np.clip(colours[i % 3] + noise, 0, 255).astype(np.uint8)
+            pixels = np.clip(colors[i % 3] + noise, 0, 255).astype(np.uint8)
             name = f"{split}/{HOSTILE_FILE.format(i=i)}"
             Image.fromarray(pixels).save(home / "data" / name)
             lines.append(f"{name}\t{HOSTILE_CLASSES[i % 3]}\n")
@@ -203,8 +202,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         data=data,
         eval_data=data,
         train=TrainConfig(steps=4, batch_size=8, threads=1, device="cpu", precision="fp32"),
-        monitor=MonitorConfig(log_every=1, knn_every=1, knn_k=5),
+        monitor=MonitorConfig(log_every=1, knn_every=1, knn_k=5, report=False),
     )
     out = home / "run <b>"
-    assert pretrain(config, out, make_score=online_knn)
+    assert pretrain(config, out).finished
     return out

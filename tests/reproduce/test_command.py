@@ -83,7 +83,7 @@ def test_a_killed_row_goes_on_and_a_finished_one_is_not_run_again(tmp_path: Path
     assert row["row"] == "local-momentum"
     assert row["seeds"][0]["numbers"]["top-1"] > 0
     assert row["mean"]["seconds"] > 0
-    assert set(found["floors"]) == {"random initialisation", "raw pixels"}
+    assert set(found["floors"]) == {"random initialization", "raw pixels"}
     assert "| student BN, teacher Momentum BN |" in (out / "bn-statistics.md").read_text()
 
 
@@ -94,7 +94,7 @@ def test_a_command_that_fails_is_named(tmp_path: Path, capsys):
     assert main([*words, "--data", str(tmp_path / "empty"), "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("momentum2: momentum2 pretrain cifar10-cpu")
-    assert "Its log is" in error
+    assert "The log is" in error
     assert error.count("\n") == 1
 
 
@@ -187,21 +187,24 @@ def test_dry_run_prints_commands_and_makes_nothing(tmp_path: Path, capsys):
         ([], "Missing argument TABLE"),
         (["alhpa"], "Did you mean alpha?"),
         (["alpha", "--scale", "huge"], "--scale takes"),
-        (["alpha", "--rows", "alpha-2"], "its rows are alpha-cosine"),
+        (["alpha", "--rows", "alpha-2"], "Its rows are alpha-cosine"),
         (["linear", "--scale", "paper", "--rows", "m2,jigsaw-90", "--dry-run"], "'jigsaw-90' is cited"),
         (["alpha", "--seeds", "0,x"], "--seeds takes whole numbers"),
         (["alpha", "--seeds", ""], "--seeds takes whole numbers"),
         (["alpha", "--jobs", "0"], "--jobs must be at least 1"),
-        (["alpha", "--scale", "cifar"], "Say where the images are: --data DIR."),
+        (["alpha", "--scale", "cifar"], "--data is required."),
         (["alpha", "--scale", "cifar", "--data", "nowhere"], "--data nowhere is not a folder"),
-        (["coco", "--scale", "paper", "--data", ".", "--launcher", "env"], "--detection-data DIR"),
-        (["semi", "--scale", "paper", "--data", ".", "--launcher", "env"], "There is no 1percent.txt here"),
-        (["alpha", "--scale", "paper", "--data", "."], "Say how commands start"),
-        (["alpha", "--data", "."], "leave --data out"),
+        (["coco", "--scale", "paper", "--data", ".", "--launcher", "env"], "--detection_data is required"),
+        (
+            ["semi", "--scale", "paper", "--data", ".", "--launcher", "env"],
+            "1percent.txt does not exist here",
+        ),
+        (["alpha", "--scale", "paper", "--data", "."], "--launcher is required"),
+        (["alpha", "--data", "."], "--data is not for scale smoke"),
         (["alpha", "--epochs", "0"], "--epochs must be at least 1"),
-        (["alpha", "--out", "/dev/null/x"], "cannot be made"),
+        (["alpha", "--out", "/dev/null/x"], "cannot be created"),
         (["alpha", "--launcher", "srun 'start"], "no closing quotation"),
-        (["alpha", "--launcher", "no-such-program"], "there is no program called no-such-program"),
+        (["alpha", "--launcher", "no-such-program"], "--launcher needs a program called no-such-program"),
     ],
 )
 def test_mistakes_are_one_sentence(words: list[str], sentence: str, tmp_path: Path, capsys, monkeypatch):

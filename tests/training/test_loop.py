@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from momentum2.api import pretrain
 from momentum2.config import (
     Config,
     DataConfig,
@@ -21,7 +22,6 @@ from momentum2.config import (
 from momentum2.errors import UserError
 from momentum2.runs.metrics import read_metrics
 from momentum2.settings import config_from_file
-from momentum2.training.pretrain import pretrain
 
 TINY = Config(
     method=MethodConfig(weight_momentum=0.1, reference_batch=16, queue_size=32),
@@ -29,7 +29,7 @@ TINY = Config(
     data=DataConfig("shapes", image_size=32, train_size=64, cache="off"),
     train=TrainConfig(steps=3, batch_size=16, threads=1, precision="fp32"),
     optim=OptimConfig(lr=0.5),
-    monitor=MonitorConfig(log_every=1),
+    monitor=MonitorConfig(log_every=1, report=False),
 )
 
 
@@ -50,6 +50,8 @@ def tensors(run: Path, step: int = 3) -> dict[str, torch.Tensor]:
         MethodConfig("moco", queue_size=32, alpha=0.064, weight_schedule="constant"),
         MethodConfig("simsiam"),
         MethodConfig("simclr"),
+        MethodConfig("dino"),
+        MethodConfig("dino", teacher_norm="local", projector_norm=True),
         MethodConfig("supervised"),
         MethodConfig("supervised", freeze_encoder=True),
     ],
@@ -58,7 +60,7 @@ def tensors(run: Path, step: int = 3) -> dict[str, torch.Tensor]:
 def test_every_method_runs_and_leaves_an_encoder(method: MethodConfig, tmp_path: Path):
     views = ViewsConfig("supervised" if method.name == "supervised" else "byol")
     train = replace(TINY.train, steps=2, devices=2)
-    assert pretrain(replace(TINY, method=method, views=views, train=train), tmp_path)
+    assert pretrain(replace(TINY, method=method, views=views, train=train), tmp_path).finished
     logged = [r for r in read_metrics(tmp_path / "metrics.jsonl") if "alarm" not in r]  # of a busy machine
     assert [record["step"] for record in logged] == [1, 2]
     assert all(torch.isfinite(torch.tensor(record["loss"])) for record in logged)
@@ -97,15 +99,16 @@ def test_a_run_is_a_function_of_its_config(tmp_path: Path):
     assert not torch.equal(a["student.encoder.conv1.weight"], c["student.encoder.conv1.weight"])
 
 
-def test_what_is_logged(tmp_path: Path):
+def test_what_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     calls = []
 
     def score(encoders: object) -> dict[str, float]:
         calls.append(encoders)
         return {"knn_top1": 50.0}
 
-    config = replace(TINY, monitor=MonitorConfig(log_every=1, knn_every=1, tensorboard=True))
-    pretrain(config, tmp_path, make_score=lambda _: score)
+    config = replace(TINY, monitor=MonitorConfig(log_every=1, knn_every=1, tensorboard=True, report=False))
+    monkeypatch.setattr("momentum2.api.online_knn", lambda _: score)
+    pretrain(config, tmp_path)
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     training = [r for r in records if "loss" in r]
     wanted = "lr m alpha z_std z_rank statistics_drift data_wait images_per_second memory_gb grad_norm"
@@ -117,7 +120,9 @@ def test_what_is_logged(tmp_path: Path):
     assert "teacher BN" in (tmp_path / "plan.txt").read_text()
 
 
-def test_a_run_that_ends_in_its_last_validation_has_lost_nothing(tmp_path: Path):
+def test_a_run_that_ends_in_its_last_validation_has_lost_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     class Killed(Exception):
         pass
 
@@ -129,12 +134,14 @@ def test_a_run_that_ends_in_its_last_validation_has_lost_nothing(tmp_path: Path)
             return {"knn_top1": 10.0}
         raise Killed
 
-    config = replace(TINY, monitor=MonitorConfig(log_every=1, knn_every=1))
+    config = replace(TINY, monitor=MonitorConfig(log_every=1, knn_every=1, report=False))
+    monkeypatch.setattr("momentum2.api.online_knn", lambda _: score)
     with pytest.raises(Killed):
-        pretrain(config, tmp_path, make_score=lambda _: score)
+        pretrain(config, tmp_path)
     before = (tmp_path / "metrics.jsonl").read_text()
     for _ in range(2):  # what was missing is measured once, without a step being run again
-        assert pretrain(config, tmp_path, make_score=lambda _: lambda encoders: {"knn_top1": 50.0})
+        monkeypatch.setattr("momentum2.api.online_knn", lambda _: lambda encoders: {"knn_top1": 50.0})
+        assert pretrain(config, tmp_path).finished
     after = (tmp_path / "metrics.jsonl").read_text()
     assert [json.loads(line) for line in after.removeprefix(before).splitlines()] == [
         {"step": 3, "knn_top1": 50.0}

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from momentum2.api import pretrain
 from momentum2.config import (
     Config,
     DataConfig,
@@ -26,7 +27,6 @@ from momentum2.config import (
 from momentum2.data import cache
 from momentum2.errors import UserError
 from momentum2.methods import BYOL, METHODS
-from momentum2.training.pretrain import pretrain
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ENVIRONMENT = dict(os.environ, PYTHONPATH=f"{BENCHMARKS.parent}{os.pathsep}{BENCHMARKS}", OMP_NUM_THREADS="1")
@@ -170,7 +170,7 @@ def test_a_collapse_is_noticed_while_it_happens(tmp_path: Path, monkeypatch, met
         optim=OptimConfig(lr=3.0),
         monitor=MonitorConfig(log_every=1, collapse_steps=3),
     )
-    assert pretrain(config, tmp_path / "run")
+    assert pretrain(config, tmp_path / "run").finished
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     said = [record["alarm"] for record in records if "collapsed" in record.get("alarm", "")]
     assert len(said) == (1 if method is WithoutPredictor else 0)
@@ -185,10 +185,12 @@ from momentum2.cli import main
 
 out, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 train.cpu_threads = lambda: 2 - rank  # what each process would choose by its own look
+make_stepper, used = train.Stepper, []
+train.Stepper = lambda *rest: (used.append(torch.get_num_threads()), make_stepper(*rest))[1]
 size = ["--train.steps=1", "--train.batch_size=8", "--model.width=0.125", "--model.projector_hidden=32"]
 data = ["--data.train_size=64", "--monitor.knn_every=0", "--monitor.report=false", "--train.device=cpu"]
 code = main(["pretrain", "quickstart", "--out", str(out / "run"), *size, *data])
-(out / f"threads-{rank}").write_text(str(torch.get_num_threads()))
+(out / f"threads-{rank}").write_text(str(used[0]))
 sys.exit(code)
 """
 
@@ -218,13 +220,13 @@ def test_a_resumed_run_keeps_what_auto_came_to(tmp_path: Path, monkeypatch, cach
     )
     memory = {True: 1 << 40, False: 1}
     monkeypatch.setattr(cache, "_memory", lambda: memory[cached_at_first])
-    assert pretrain(config, tmp_path / "run")
+    assert pretrain(config, tmp_path / "run").finished
     encoder = tmp_path / "run" / "encoder.safetensors"
     whole = encoder.read_bytes()
     encoder.unlink()
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000004")
     monkeypatch.setattr(cache, "_memory", lambda: memory[not cached_at_first])
-    assert pretrain(config, tmp_path / "run")
+    assert pretrain(config, tmp_path / "run").finished
     assert encoder.read_bytes() == whole
 
 
@@ -238,9 +240,9 @@ def test_other_images_are_refused(tmp_path: Path):
     root.mkdir()
     for i in range(9):
         Image.new("RGB", (16, 16), (i, 0, 0)).save(root / f"{i}.png")
-    assert pretrain(config, tmp_path / "run")
+    assert pretrain(config, tmp_path / "run").finished
     plan = (tmp_path / "run" / "plan.txt").read_text()
     (root / "0.png").unlink()
-    with pytest.raises(UserError, match="was started with 9 images, and now there are 8"):
+    with pytest.raises(UserError, match="was started with 9 images but now finds 8"):
         pretrain(config, tmp_path / "run")
     assert (tmp_path / "run" / "plan.txt").read_text() == plan

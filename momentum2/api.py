@@ -1,0 +1,341 @@
+"""Every command as a function, each with the order of its events on one screen. The command line calls these."""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from momentum2 import distributed
+from momentum2.config import OWN, Config, DataConfig, Network, ObjectsConfig
+from momentum2.data import Dataset, open_dataset
+from momentum2.data.opening import find_data, typical_size
+from momentum2.data.sequence import as_dataset
+from momentum2.distributed.together import joined
+from momentum2.errors import SettingError, UserError
+from momentum2.evaluate import embed as features_file
+from momentum2.evaluate import knn, linear, semi
+from momentum2.evaluate.accuracy import report as keep_result
+from momentum2.evaluate.online import online_knn
+from momentum2.evaluate.subject import Subject, SubjectOptions, data_of, open_subject
+from momentum2.files import write_whole
+from momentum2.methods import Method
+from momentum2.runs import objects
+from momentum2.runs.directory import Resume, open_run
+from momentum2.runs.encoder import EncoderCard, load_encoder, save_encoder
+from momentum2.runs.handle import Run
+from momentum2.runs.names import ENCODER, PLAN
+from momentum2.runs.results import Result
+from momentum2.settings import flatten
+from momentum2.training.build import build_method, make_job, with_cache, with_devices
+from momentum2.training.checks import check, method_class
+from momentum2.training.device import choose_device, guest
+from momentum2.training.loop import fit
+from momentum2.training.plan import describe, idle_settings, resolve, share
+
+if TYPE_CHECKING:
+    from momentum2.detection.presets import DetectConfig
+    from momentum2.report.learned import ReportOptions
+
+log = logging.getLogger("momentum2")
+
+#: A run directory, one of its checkpoints, an `encoder.safetensors` or another file of weights.
+Source = str | os.PathLike[str]
+
+
+class Stopped(Exception):
+    """A signal ended the training; everything is saved, and the same call resumes it."""
+
+
+def recipe(name: str, overrides: Mapping[str, object] | None = None) -> Config:
+    """The config of a named recipe with your own settings, dotted (`{"train.epochs": 20}`) or nested.
+
+    A recipe that looks at the images, such as `folder`, does so here.
+    """
+    from momentum2.recipes import configure, find
+
+    return configure(find(name), flatten(overrides or {}))
+
+
+def plan(
+    config: Config, *, images: int | None = None, processes: int = 1, probe: bool = False
+) -> list[tuple[str, str]]:
+    """What a config resolves to, as (what, value) lines: steps, rates, devices, memory; with `probe`, time."""
+    from momentum2.training.estimate import planned
+
+    with guest():
+        return planned(config, images, processes, probe)
+
+
+def pretrain(
+    config: Config,
+    out: Source,
+    *,
+    resume: Resume = "auto",
+    dataset: Dataset | Sequence[Any] | None = None,
+    encoder: nn.Module | None = None,
+    method: type[Method] | None = None,
+) -> Run:
+    """Pretrain into the run directory `out`, from its newest checkpoint if there is one.
+
+    Args:
+        config: The whole run.
+        out: The run directory.
+        resume: auto: resume or start. never: only start. must: only resume.
+        dataset: Your own images instead of `config.data`: a `momentum2.data.Dataset`, or any sequence of images or
+            (image, label) pairs.
+        encoder: Your own network instead of `config.model`: (n, 3, s, s) -> (n, d). It is copied.
+        method: Your own method instead of `config.method.name`.
+
+    Returns:
+        The run; `run.finished` is False where a signal stopped it, and the same call resumes it.
+    """
+    place, images = Path(out), None if dataset is None else as_dataset(dataset)
+    if images is not None:
+        images.max_bad_fraction = config.data.max_bad_fraction
+    config = _with_objects(config, images, encoder, method)
+    kind = method_class(config, method)
+    check(config, kind)
+    with guest(), joined(device := choose_device(config.train.device)):
+        config = with_devices(config, place, kind)
+        share(config, distributed.world_size(), kind)  # before anything is written
+        with open_run(place, config, resume, idle_settings(config, kind)) as run:
+            before = run.checkpoints.info()
+            if images is None:
+                images = open_dataset(with_cache(config.data, before), seed=config.train.seed)
+            _check_images(images, before, kind, place)
+            resolved = resolve(config, len(images), distributed.world_size(), method)
+            _say_plan(describe(config, resolved), place)
+            built = build_method(config, resolved, len(images.class_names or ()), encoder)
+            built.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+            job = make_job(config, resolved, built, images, place, device, online_knn(config))
+            finished = fit(job, run)
+            if finished and distributed.is_main():
+                network, best = next(iter(built.encoders().items()))
+                card = EncoderCard.of_run(config, best.feature_dim, network, resolved.steps)
+                save_encoder(place / ENCODER, best, card)
+        if finished and distributed.is_main():
+            log.info("Done: the encoder is %s", place / ENCODER)
+            if config.monitor.report:
+                from momentum2.report.page import write_last_report
+
+                log.info(write_last_report(place))
+    return Run(place, finished)
+
+
+def _with_objects(
+    config: Config, dataset: Dataset | None, encoder: nn.Module | None, method: type[Method] | None
+) -> Config:
+    """`config` with the identities of the given objects; refuses one that names objects which were not given."""
+    given = ObjectsConfig(
+        None if method is None else objects.of_class(method),
+        None if encoder is None else objects.of_network(encoder),
+        None if dataset is None else objects.of_dataset(dataset),
+    )
+    for name, now in vars(given).items():
+        if now is None and getattr(config.objects, name) is not None:
+            raise SettingError(
+                f"objects.{name}",
+                f"is {getattr(config.objects, name)}, which can only be passed from Python: pretrain({name}=...).",
+            )
+    config = replace(config, objects=given)
+    if method is not None:
+        config = replace(config, method=replace(config.method, name=OWN))
+    if encoder is not None:
+        config = replace(config, model=replace(config.model, backbone=OWN))
+    if dataset is not None:
+        config = replace(config, data=replace(config.data, name=OWN))
+    return config
+
+
+def _check_images(images: Dataset, before: Mapping[str, Any], kind: type[Method], out: Path) -> None:
+    if before.get("images", len(images)) != len(images):
+        raise UserError(
+            f"{out} was started with {before['images']:,} images but now finds {len(images):,}. Use the same images, "
+            "or choose another run directory."
+        )
+    if kind.needs_labels and images.labels is None:
+        raise UserError(f"{kind.__name__} needs labels. Put each class in its own folder.")
+
+
+def _say_plan(lines: list[tuple[str, str]], out: Path) -> None:
+    if distributed.is_main():
+        text = "\n".join(f"{name:<12}{value}" for name, value in lines)
+        write_whole(out / PLAN, f"{text}\n".encode())
+        log.info(text)
+
+
+def evaluate_knn(
+    source: Source,
+    *,
+    data: str | None = None,
+    options: knn.KnnOptions | None = None,
+    subject: SubjectOptions | None = None,
+    encoder: nn.Module | None = None,
+) -> Result:
+    """Classify test images by their nearest training images.
+
+    Args:
+        source: What is evaluated.
+        data: Labeled images: a folder, an archive, a list file, or shapes (default: the run's own).
+        options: How.
+        subject: Which network, on which images and where, in detail.
+        encoder: The network, where the run was started with your own.
+    """
+    with _subject(source, data, subject, encoder) as found:
+        return _kept(knn.evaluate_knn(found, options or knn.KnnOptions()), found)
+
+
+def evaluate_linear(
+    source: Source,
+    *,
+    data: str | None = None,
+    options: linear.LinearOptions | None = None,
+    subject: SubjectOptions | None = None,
+    encoder: nn.Module | None = None,
+) -> Result:
+    """Train a linear classifier on the frozen encoder; arguments as those of `evaluate_knn`."""
+    with _subject(source, data, subject, encoder) as found:
+        return _kept(linear.evaluate_linear(found, options or linear.LinearOptions()), found)
+
+
+def evaluate_semi(
+    source: Source,
+    options: semi.SemiOptions,
+    *,
+    data: str | None = None,
+    subject: SubjectOptions | None = None,
+    encoder: nn.Module | None = None,
+) -> Result:
+    """Fine-tune the whole network on some of the labels; arguments as those of `evaluate_knn`."""
+    with _subject(source, data, subject, encoder) as found:
+        return _kept(semi.evaluate_semi(found, options), found)
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Features of n images.
+
+    Args:
+        features: (n, d) float32.
+        names: Of the images.
+        labels: (n,) int64, or None.
+        class_names: What the labels mean, or None.
+    """
+
+    features: NDArray[np.float32]
+    names: list[str]
+    labels: NDArray[np.int64] | None
+    class_names: tuple[str, ...] | None
+
+
+def embed(
+    source: Source,
+    *,
+    data: str | None = None,
+    out: Source | None = None,
+    subject: SubjectOptions | None = None,
+    encoder: nn.Module | None = None,
+) -> Embeddings:
+    """Features of images, with their names and labels; with `out`, also as a .npz or .parquet file."""
+    with _subject(source, data, subject, encoder) as found:
+        images = found.images
+        if out is None:
+            seen = found.features(images)
+        else:
+            seen = features_file.embed(found, features_file.EmbedOptions(os.fspath(out)))
+        names = [images.names[i] for i in seen.indices.tolist()]
+        labels = None if seen.labels is None else seen.labels.numpy()
+        return Embeddings(seen.features.numpy(), names, labels, images.class_names)
+
+
+def export_encoder(
+    source: Source,
+    format: str,
+    out: Source,
+    *,
+    network: Network | None = None,
+    recalibrate: str | None = None,
+    license: str = "unknown",
+    encoder: nn.Module | None = None,
+) -> str:
+    """Write an encoder for another tool into the new folder `out`; returns the lines of Python that load it."""
+    from momentum2.export import export
+
+    return export(Path(source), format, Path(out), network, recalibrate, license, encoder)
+
+
+def write_report(
+    runs: Source | Sequence[Source], out: Source | None = None, options: "ReportOptions | None" = None
+) -> Path:
+    """Write one HTML page about a run, or several side by side; returns where it is."""
+    from momentum2.report import page
+
+    several = [runs] if isinstance(runs, str | os.PathLike) else runs
+    return page.write_report([Path(run) for run in several], None if out is None else Path(out), options)
+
+
+def views(
+    data: str, out: Source = "views.png", *, count: int = 8, overrides: Mapping[str, object] | None = None
+) -> Path:
+    """Draw images with the views that the network sees of them; returns its path."""
+    from momentum2.data.contact_sheet import write_views
+    from momentum2.settings import override
+
+    found = find_data(data, DataConfig(image_size=32) if data == "shapes" else DataConfig())
+    found = replace(found, image_size=typical_size(open_dataset(replace(found, cache="off"))))
+    write_views(override(Config(data=found), flatten(overrides or {})), Path(out), count)
+    return Path(out)
+
+
+def detect(
+    config: "DetectConfig", out: Source, source: Source | None = None, *, resume: Resume = "auto"
+) -> bool:
+    """Fine-tune a detector on the encoder of `source` and evaluate it; False where a signal stopped it."""
+    from momentum2.detection.finetune import finetune
+
+    with guest():
+        return finetune(config, None if source is None else os.fspath(source), Path(out), resume)
+
+
+@contextmanager
+def _subject(
+    source: Source, data: str | None, options: SubjectOptions | None, encoder: nn.Module | None
+) -> Iterator[Subject]:
+    options = options or SubjectOptions()
+    if data is not None:
+        options = replace(options, data=find_data(data, data_of(source)))
+    with guest(), open_subject(source, options, encoder) as subject:
+        yield subject
+
+
+def _kept(result: Result | None, subject: Subject) -> Result:
+    """Keep a result in the run's `results.json`; `Stopped` where there is none."""
+    if result is None:
+        raise Stopped
+    return keep_result(result, subject.directory)
+
+
+__all__ = [
+    "Embeddings",
+    "Stopped",
+    "detect",
+    "embed",
+    "evaluate_knn",
+    "evaluate_linear",
+    "evaluate_semi",
+    "export_encoder",
+    "load_encoder",
+    "plan",
+    "pretrain",
+    "recipe",
+    "views",
+    "write_report",
+]

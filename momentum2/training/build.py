@@ -1,0 +1,111 @@
+"""From a config to what the loop is given."""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+
+from momentum2 import backbones, distributed
+from momentum2.augment import view_specs
+from momentum2.config import Config, DataConfig, Network
+from momentum2.data import Dataset, Loader
+from momentum2.data.cache import Packed
+from momentum2.data.views import ViewBatches
+from momentum2.distributed.together import on_first
+from momentum2.methods import Method
+from momentum2.runs.directory import devices_of
+from momentum2.runs.names import BAD_IMAGES
+from momentum2.seeds import derive
+from momentum2.training.job import Job
+from momentum2.training.plan import Plan, per_device
+
+#: Scores of a method's encoders by name, such as online kNN.
+Score = Callable[[dict[Network, backbones.Encoder]], dict[str, float]]
+
+
+def build_method(config: Config, plan: Plan, classes: int, encoder: nn.Module | None = None) -> Method:
+    """The method with its initial weights, which depend on the seed alone; a given encoder starts with its own."""
+    torch.manual_seed(derive(config.train.seed, "initial weights"))
+    model = config.model
+    if encoder is None:
+        f = backbones.build(model.backbone, model.stem, model.width, model.zero_init_residual)
+    else:
+        f = backbones.with_feature_dim(copy.deepcopy(encoder), config.data.image_size)
+    if model.weights:
+        backbones.load_weights(f, model.weights)
+    make = cast(Callable[..., Method], plan.method)  # every method that can be named takes these
+    return make(config, plan.schedule, f, plan.local_devices, classes)
+
+
+def with_devices(config: Config, out: Path, kind: type[Method]) -> Config:
+    """`config` with the number of devices that `auto` stands for: those of the run in `out`, or the processes."""
+    if config.train.devices != "auto" or not per_device(config, kind):
+        return config
+    found = on_first(lambda: [b"%d" % (devices_of(out) or distributed.world_size())])
+    return replace(config, train=replace(config.train, devices=int(found[0])))
+
+
+def with_cache(data: DataConfig, before: Mapping[str, object]) -> DataConfig:
+    """Cached and streamed images differ by a little, so what `auto` once resolved to holds for the whole run."""
+    return replace(data, cache="on" if before["cached"] else "off") if "cached" in before else data
+
+
+def make_job(
+    config: Config,
+    plan: Plan,
+    method: Method,
+    dataset: Dataset,
+    out: Path,
+    device: torch.device,
+    score: Score | None,
+) -> Job:
+    """The method and its augmented batches, as the loop takes them."""
+    specs = view_specs(config.views, config.data.image_size)
+
+    def batches(start: int) -> ViewBatches:
+        loader = Loader(
+            dataset,
+            specs,
+            seed=config.train.seed,
+            batch_size=config.train.batch_size,
+            start=start,
+            stop=plan.steps,
+            accumulate=config.train.accumulate,
+            rank=distributed.rank(),
+            world=plan.world,
+            device=device,
+            workers=config.data.workers,
+            bad_images=out / BAD_IMAGES,
+        )
+        return ViewBatches(loader, specs)
+
+    return Job(
+        method=method,
+        batches=batches,
+        lr=plan.schedule.lr,
+        lr_peak=plan.schedule.lr_base,
+        steps=plan.steps,
+        steps_per_epoch=plan.steps_per_epoch,
+        train=config.train,
+        optim=config.optim,
+        monitor=config.monitor,
+        device=device,
+        validate=None if score is None else lambda: score(method.encoders()),
+        validate_every=config.monitor.knn_every * plan.steps_per_epoch,
+        decided={
+            "devices": plan.devices,
+            "images": len(dataset),
+            "cached": isinstance(dataset, Packed),
+            "encoders": _places(method),
+        },
+    )
+
+
+def _places(method: Method) -> dict[str, str]:
+    """Where in the method each of its encoders is, the one to export first."""
+    names = {id(module): name for name, module in method.named_modules()}
+    return {network: names[id(encoder)] for network, encoder in method.encoders().items()}
