@@ -26,7 +26,7 @@ from typing import Any
 # needs it, and the first optimizer imports dynamo.
 import torch._dynamo  # noqa: F401
 
-import momentum2.training.pretrain  # noqa: F401
+import momentum2.api  # noqa: F401
 from momentum2.cli import main as momentum2_command
 
 #: What differs from run to run without any fault.

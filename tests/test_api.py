@@ -162,14 +162,14 @@ assert m2.pretrain(config, sys.argv[2], method=theirs.Aligned).finished
 
 
 def test_a_method_from_outside_is_trained_killed_resumed_evaluated_and_exported(
-    tmp_path: Path, config: m2.Config
+    tmp_path: Path, config: m2.Config, warm_python: str
 ):
     (tmp_path / "theirs.py").write_text(METHOD)
     program = tmp_path / "train.py"
     program.write_text(TRAIN)
 
     def train(out: str, kill_at: int) -> int:
-        command = [sys.executable, program, tmp_path, tmp_path / out, str(kill_at), json.dumps(TINY)]
+        command = [warm_python, program, tmp_path, tmp_path / out, str(kill_at), json.dumps(TINY)]
         environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
         return subprocess.run(command, env=environment, timeout=600, check=False).returncode
 
@@ -315,9 +315,9 @@ dist.barrier()
 """
 
 
-def test_a_process_group_of_the_host_is_reused_and_left_alone(tmp_path: Path):
+def test_a_process_group_of_the_host_is_reused_and_left_alone(tmp_path: Path, warm_python: str):
     environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
-    command = [sys.executable, "-c", GROUP, tmp_path, json.dumps(TINY)]
+    command = [warm_python, "-c", GROUP, tmp_path, json.dumps(TINY)]
     subprocess.run(command, env=environment, timeout=600, check=True)
 
 
@@ -340,9 +340,11 @@ except m2.UserError as error:
 
 
 @pytest.mark.parametrize(("workers", "says"), [(0, ""), (1, "data.workers to 0")])
-def test_a_class_from_a_console_works_or_one_sentence_says_why_not(tmp_path: Path, workers: int, says: str):
+def test_a_class_from_a_console_works_or_one_sentence_says_why_not(
+    tmp_path: Path, warm_python: str, workers: int, says: str
+):
     done = subprocess.run(
-        [sys.executable, "-", tmp_path / "run", str(workers)],
+        [warm_python, "-", tmp_path / "run", str(workers)],
         input=CONSOLE,
         env=dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1"),
         capture_output=True,

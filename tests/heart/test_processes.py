@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,20 +21,20 @@ CHANGED = "four, one, two"
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
     """Directories `1`, `2` and `4`, of so many processes, and one of runs that four began, one took over, two ended."""
     root = tmp_path_factory.mktemp("runs")
-    start(4, root / "4")
+    start(warm_python, 4, root / "4")
     keep_until(ORACLES, root / "4", root / CHANGED)
-    start(1, root / "1", root / CHANGED)
+    start(warm_python, 1, root / "1", root / CHANGED)
     keep_until(14, root / CHANGED, root / CHANGED)
-    start(2, root / "2", root / CHANGED)
+    start(warm_python, 2, root / "2", root / CHANGED)
     return root
 
 
-def start(world: int, *directories: Path) -> None:
+def start(python: str, world: int, *directories: Path) -> None:
     """Run all cases in each of the directories, on `world` processes."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
     done = subprocess.run(
         [*torchrun, Path(__file__).with_name("processes_program.py"), *directories],
         env=dict(os.environ, PYTHONPATH=str(Path(momentum2.__file__).parents[1]), OMP_NUM_THREADS="1"),
@@ -43,7 +42,7 @@ def start(world: int, *directories: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         check=False,
-        timeout=900,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr
 

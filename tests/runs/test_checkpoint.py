@@ -8,7 +8,6 @@ import os
 import pickle
 import resource
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -237,9 +236,9 @@ for operation in count(1):
 """
 
 
-def test_a_kill_before_any_of_the_file_operations_loses_nothing(tmp_path: Path):
+def test_a_kill_before_any_of_the_file_operations_loses_nothing(tmp_path: Path, warm_python: str):
     """With keep=1 there is no second chance: at each moment one whole checkpoint must be there."""
-    command = [sys.executable, "-c", KILLED_WHILE_SAVING, str(tmp_path)]
+    command = [warm_python, "-c", KILLED_WHILE_SAVING, str(tmp_path)]
     subprocess.run(command, check=True, env=dict(os.environ, OMP_NUM_THREADS="1"), timeout=600)
     outcomes = []
     for operation in range(1, 1 + len(list(tmp_path.iterdir()))):

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -169,8 +168,10 @@ os.kill(worker, signal.SIGKILL)
 """
 
 
-def test_a_second_process_is_refused_until_the_first_is_dead_even_if_a_worker_outlives_it(out: Path):
-    command = [sys.executable, "-c", TWO_PROCESSES, str(out)]
+def test_a_second_process_is_refused_until_the_first_is_dead_even_if_a_worker_outlives_it(
+    out: Path, warm_python: str
+):
+    command = [warm_python, "-c", TWO_PROCESSES, str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     first, while_alive, after = done.stdout.splitlines()
     assert f"{out} is in use by process {first} on " in while_alive
