@@ -29,7 +29,7 @@ Width = Annotated[float, Limits(1e-3)]
 
 #: The name of a method, a backbone or a data set that was passed from Python as an object.
 OWN: Literal["own"] = "own"
-MethodName = Literal["byol", "moco", "simsiam", "simclr", "supervised", "own"]
+MethodName = Literal["byol", "moco", "simsiam", "simclr", "dino", "supervised", "own"]
 NormName = Literal["local", "synced", "momentum"]
 TeacherNormName = Literal["local", "synced", "momentum", "ema", "shuffle"]
 History = Literal["local", "global"]
@@ -62,8 +62,14 @@ class MethodConfig:
         reference_batch: Batch size for which weight_momentum is given; it scales with the batch (default: no scaling).
         history: The teacher's momentum statistics: one per device (local, the paper) or their mean (global).
         compat: paper for the paper's formulas, official for the arithmetic of the authors' code.
-        temperature: Softmax temperature of the contrastive methods.
+        temperature: Softmax temperature of the contrastive methods, and of DINO's student.
         queue_size: Number of negatives that MoCo keeps.
+        teacher_temperature: Softmax temperature of DINO's teacher.
+        teacher_temperature_start: Where its linear warm-up starts.
+        teacher_temperature_warmup: Share of the run that its warm-up takes.
+        center_momentum: Share of DINO's center that stays each step; the rest is the mean of the teacher's outputs.
+        freeze_last_layer: Share of the run in whose beginning the last layer of DINO's projector does not move.
+        projector_norm: Batch norms in DINO's projector.
         freeze_encoder: Train only the classifier (method supervised).
         classifier_norm: Normalize the outputs of a frozen encoder's classifier by BN, as the paper does.
         export: The encoder to export and score: teacher or student (default: the teacher, if there is one).
@@ -81,6 +87,12 @@ class MethodConfig:
     compat: Compat = "paper"
     temperature: Positive = 0.2
     queue_size: Count = 65536
+    teacher_temperature: Positive = 0.04
+    teacher_temperature_start: Positive = 0.04
+    teacher_temperature_warmup: Share = 0.0
+    center_momentum: Share = 0.9
+    freeze_last_layer: Share = 0.01
+    projector_norm: bool = False
     freeze_encoder: bool = False
     export: Network | None = None
     classifier_norm: bool = True

@@ -312,6 +312,24 @@ def simclr() -> Recipe:
     )
 
 
+def dino() -> Recipe:
+    base = imagenet_1node().config
+    return Recipe(
+        replace(
+            base,
+            method=MethodConfig("dino", "synced", "synced", weight_momentum=0.004, temperature=0.1),
+            model=ModelConfig("resnet50", projector_hidden=2048, projector_out=65536),
+            views=ViewsConfig("multicrop", small_crops=8),
+            train=replace(base.train, batch_size=512),
+            optim=OptimConfig(lr=0.03, warmup_epochs=10, clip_norm=3.0, exclude_bias_and_norm=True),
+        ),
+        summary="DINO with eight small crops, ResNet-50, ImageNet, 8 GPUs of 64",
+        command="torchrun --nproc-per-node 8 -m momentum2 pretrain dino --data.root IMAGENET "
+        "--eval_data.root IMAGENET --out runs/dino",
+        expect="not measured (75.3 % linear top-1 is published for 800 epochs and batch 4080)",
+    )
+
+
 def supervised() -> Recipe:
     base = imagenet_1node().config
     return Recipe(
@@ -409,6 +427,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "moco-eman": moco_eman,
     "simsiam": simsiam,
     "simclr": simclr,
+    "dino": dino,
     "supervised": supervised,
 }
 

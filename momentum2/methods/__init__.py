@@ -2,6 +2,7 @@
 
 from momentum2.config import MethodName
 from momentum2.methods.byol import BYOL
+from momentum2.methods.dino import DINO
 from momentum2.methods.method import Method, Output, TeacherMethod
 from momentum2.methods.moco import MoCo
 from momentum2.methods.simclr import SimCLR
@@ -13,11 +14,13 @@ METHODS: dict[MethodName, type[Method]] = {
     "moco": MoCo,
     "simsiam": SimSiam,
     "simclr": SimCLR,
+    "dino": DINO,
     "supervised": Supervised,
 }
 
 __all__ = [
     "BYOL",
+    "DINO",
     "METHODS",
     "Method",
     "MoCo",

@@ -27,7 +27,7 @@ def on_processes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int
             port = s.getsockname()[1]
         environment = dict(
             os.environ,
-            PYTHONPATH=str(Path(distributed.__file__).parent.parent),
+            PYTHONPATH=str(Path(distributed.__file__).parents[2]),
             OMP_NUM_THREADS="1",
             WORLD_SIZE=str(world),
             MASTER_ADDR="127.0.0.1",

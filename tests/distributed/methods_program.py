@@ -14,7 +14,7 @@ from momentum2 import distributed
 from momentum2.backbones import Encoder, build
 from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, MonitorConfig, TrainConfig
 from momentum2.evaluate.online import online_knn
-from momentum2.methods import MoCo
+from momentum2.methods import DINO, MoCo
 from momentum2.methods.simclr import nt_xent
 from momentum2.norms import momentum_norms
 from momentum2.schedules import Schedule
@@ -64,6 +64,27 @@ def queue() -> dict[str, Tensor]:
     return {"start": start, "keys": torch.cat(keys), "queue": method.queue, "pointer": method.pointer}
 
 
+def center(micro_batches: int) -> dict[str, Tensor]:
+    """DINO's center after some steps of 8 images, and the teacher's outputs of both views of those images."""
+    config = Config(MethodConfig("dino"), ModelConfig(projector_hidden=16, projector_out=12))
+    torch.manual_seed(0)
+    schedule = Schedule(K=STEPS, lr_base=0.1, m_base=0.5, alpha_fixed=0.0)
+    method = DINO(config, schedule, build("resnet18", "small", 0.125), devices=1, classes=0).train()
+    # With alpha = 0 and a history that stays, an output depends on its own image alone.
+    for norm in momentum_norms(method):
+        norm.num_batches_tracked.fill_(1)
+    images = [data((8, 3, 16, 16), step) for step in range(STEPS)]
+    with torch.no_grad():
+        outputs = [torch.cat([method.teacher.eval()(s * x) for s in (-1, 1)]) for x in images]
+    method.train()
+    for k in range(STEPS):
+        method.before_step(k)
+        for micro in images[k].chunk(micro_batches):
+            method([-part(micro), part(micro)], None)
+        method.after_step(k)
+    return {"outputs": torch.stack(outputs), "center": method.center}
+
+
 def encoder() -> Encoder:
     """The same weights on every process, and statistics of its own."""
     torch.manual_seed(0)
@@ -95,6 +116,7 @@ def main() -> None:
     distributed.setup(torch.device("cpu"))
     rank, network = distributed.rank(), encoder()
     results = {"contrast": contrast(), "queue": queue(), "knn": knn(network)}
+    results["centers"] = {count: center(count) for count in (1, MICRO_BATCHES)}
     distributed.teardown()
     results["knn alone"] = knn(network)
     torch.save(results, f"{sys.argv[1]}/{rank}.pt")

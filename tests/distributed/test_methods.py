@@ -45,6 +45,20 @@ def test_the_queue_takes_the_keys_in_the_order_of_the_global_batch(results):
     assert torch.cdist(expected, expected).fill_diagonal_(1).min() > 1e-3  # no two keys are alike
 
 
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_the_center_is_of_the_outputs_of_all_processes_and_micro_batches(results, micro_batches):
+    first, second = (r["centers"][micro_batches] for r in results)
+    expected = torch.zeros(12, dtype=torch.float64)
+    for rows in first["outputs"].double():  # 3 steps of 2 views of 8 images
+        assert len(rows) == 16
+        expected = 0.9 * expected + 0.1 * rows.mean(0)
+    assert torch.equal(first["center"], second["center"])
+    torch.testing.assert_close(first["center"].double(), expected, rtol=1e-5, atol=1e-7)
+    # One process's images alone would give another center.
+    own = first["outputs"].double()[:, [0, 1, 2, 3, 8, 9, 10, 11]].mean(1)
+    assert (own - first["outputs"].double().mean(1)).abs().max() > 1e-4
+
+
 def test_online_knn_scores_the_encoder_of_the_first_process(results):
     alone = [r["knn alone"]["value"] for r in results]
     assert alone[0] != alone[1]  # the statistics matter

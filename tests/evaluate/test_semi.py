@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +40,15 @@ def test_the_whole_network_is_fine_tuned(run: Path):
         assert all(torch.equal(value, before[name]) for name, value in subject.encoder.state_dict().items())
     saved = load_file(run / "semi-0.2" / "teacher" / "checkpoints" / "step-00000004" / "shared.safetensors")
     assert not torch.equal(saved["method/encoder.conv1.weight"], before["conv1.weight"])
+
+
+@pytest.mark.slow
+def test_the_command_in_a_process_of_its_own(run: Path):
+    words = ["evaluate", "semi", str(run), "--fraction", "0.2", "--epochs", "1", "--batch_size", "18"]
+    command = [sys.executable, "-m", "momentum2", *words, "--threads", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "semi 0.2" in (run / "results.json").read_text()
 
 
 def test_again_and_from_scratch(run: Path):

@@ -73,7 +73,7 @@ def features(network: nn.Module, images: Tensor = IMAGES) -> Tensor:
     return network.eval()(images)
 
 
-@pytest.mark.parametrize("name", ["byol", "moco", "simsiam", "simclr", "supervised"])
+@pytest.mark.parametrize("name", ["byol", "moco", "simsiam", "simclr", "dino", "supervised"])
 def test_every_method_gives_its_encoders(tmp_path: Path, name: str):
     method = make_run(tmp_path / "run", config_of(name))
     encoders = method.encoders()
@@ -91,7 +91,7 @@ def test_every_method_gives_its_encoders(tmp_path: Path, name: str):
             load_encoder(tmp_path / "run", "teacher")
 
 
-@pytest.mark.parametrize("name", ["byol", "moco"])
+@pytest.mark.parametrize("name", ["byol", "moco", "dino"])
 @pytest.mark.parametrize("export", ["teacher", "student", None])
 def test_a_run_says_which_of_its_encoders_is_meant(tmp_path: Path, name: str, export: Network | None):
     config = config_of(name)

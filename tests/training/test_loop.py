@@ -50,6 +50,8 @@ def tensors(run: Path, step: int = 3) -> dict[str, torch.Tensor]:
         MethodConfig("moco", queue_size=32, alpha=0.064, weight_schedule="constant"),
         MethodConfig("simsiam"),
         MethodConfig("simclr"),
+        MethodConfig("dino"),
+        MethodConfig("dino", teacher_norm="local", projector_norm=True),
         MethodConfig("supervised"),
         MethodConfig("supervised", freeze_encoder=True),
     ],
