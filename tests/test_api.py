@@ -117,7 +117,7 @@ def test_arguments_of_another_kind_are_one_sentence(tmp_path: Path, config: m2.C
         lambda: m2.plan("quickstart"),  # type: ignore[arg-type]
         lambda: m2.recipe("quickstart", ["a"]),  # type: ignore[arg-type]
     ):
-        with pytest.raises(m2.UserError, match=" is .*, not "):
+        with pytest.raises(m2.UserError, match=r" is .*, not "):
             call()
     assert not (tmp_path / "run").exists()
 

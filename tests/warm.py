@@ -9,13 +9,8 @@ It takes its arguments, environment, working directory, input and output as `pyt
 with the same exit code or by the same signal. If it is killed, its fork is killed too. What a fork starts in turn
 (torchrun its processes, `momentum2 reproduce` its commands) is as warm.
 
-Forking is safe because the server has one thread and computes nothing. It does not import momentum2, so that every
-<<<<<<< HEAD
-process shows again that momentum2 imports what it needs; tests/test_docs.py runs each command in a fresh one too.
-=======
-process shows again that momentum2 imports what it needs; tests/test_docs.py also runs each command in a fresh
-interpreter.
->>>>>>> english
+Forking is safe because the server has one thread and computes nothing. It does not import momentum2, so every process
+shows that momentum2 imports what it needs; tests/test_docs.py also runs each command once in a fresh interpreter.
 """
 
 import contextlib
