@@ -2,7 +2,7 @@
 
     python benchmarks/augment.py --images FOLDER
 
-Every pipeline makes the same two views (crop, flip, colour jitter, grey, blur, solarize, normalise) of the
+Every pipeline makes the same two views (crop, flip, color jitter, gray, blur, solarize, normalize) of the
 same decoded images and ends with one float32 batch for each view. The pipelines take turns, and the best of
 all turns counts, in CPU time, so that a busy machine disturbs the comparison little: read the ratios, not the
 numbers. Peers that are not installed are left out (`pip install momentum2[benchmark]`).
@@ -62,7 +62,7 @@ def torchvision_pil(images: Images, specs: Sequence[ViewSpec]) -> Pipeline:
                 T.RandomResizedCrop(spec.size, spec.area, spec.ratio),
                 T.RandomHorizontalFlip(spec.flip_p),
                 T.RandomApply([T.ColorJitter(*spec.jitter)], spec.jitter_p),
-                T.RandomGrayscale(spec.grey_p),
+                T.RandomGrayscale(spec.gray_p),
                 T.RandomApply([blur], spec.blur_p),
                 T.RandomSolarize(128, spec.solarize_p),
                 T.ToTensor(),
@@ -83,7 +83,7 @@ def torchvision_v2(images: Images, specs: Sequence[ViewSpec]) -> Pipeline:
                 T.RandomResizedCrop(spec.size, spec.area, spec.ratio, antialias=True),
                 T.RandomHorizontalFlip(spec.flip_p),
                 T.RandomApply([T.ColorJitter(*spec.jitter)], spec.jitter_p),
-                T.RandomGrayscale(spec.grey_p),
+                T.RandomGrayscale(spec.gray_p),
                 *(blur if spec.blur_p else []),
                 T.RandomSolarize(128, spec.solarize_p),
                 T.ToDtype(torch.float32, scale=True),
@@ -105,7 +105,7 @@ def kornia(images: Images, specs: Sequence[ViewSpec]) -> Pipeline:
             K.RandomResizedCrop(side, scale=spec.area, ratio=spec.ratio),
             K.RandomHorizontalFlip(p=spec.flip_p),
             K.ColorJitter(*spec.jitter, p=spec.jitter_p),
-            K.RandomGrayscale(p=spec.grey_p),
+            K.RandomGrayscale(p=spec.gray_p),
             *([K.RandomGaussianBlur(kernel, spec.blur_sigma, p=spec.blur_p)] if spec.blur_p else []),
             *([K.RandomSolarize(0.0, 0.0, p=spec.solarize_p)] if spec.solarize_p else []),
             K.Normalize(torch.tensor(spec.mean), torch.tensor(spec.std)),
@@ -129,7 +129,7 @@ def albumentations(images: Images, specs: Sequence[ViewSpec]) -> Pipeline:
                 A.RandomResizedCrop((spec.size, spec.size), spec.area, spec.ratio),
                 A.HorizontalFlip(p=spec.flip_p),
                 A.ColorJitter(*jitter, (-hue, hue), p=spec.jitter_p),
-                A.ToGray(p=spec.grey_p),
+                A.ToGray(p=spec.gray_p),
                 *([blur] if spec.blur_p else []),
                 A.Solarize((0.5, 0.5), p=spec.solarize_p),
                 A.Normalize(spec.mean, spec.std),

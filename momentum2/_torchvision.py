@@ -20,7 +20,7 @@ _NMS_BLOCK = 512  # rows of the overlap matrix held at a time
 @functools.cache
 def _tell_once() -> None:
     logging.getLogger("momentum2").warning(
-        "torchvision's compiled operators do not load beside torch %s: nms and roi_align take a slower path",
+        "torchvision's compiled operators do not load beside torch %s, so nms and roi_align are slower.",
         torch.__version__,
     )
 
@@ -49,13 +49,13 @@ def nms(dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 
 
 def _taps(start: Tensor, bin_size: Tensor, bins: int, grid: int, length: int) -> tuple[Tensor, Tensor]:
-    """The two neighbours of each sample point along one axis, and their weights: both (k, bins, grid, 2).
+    """The two neighbors of each sample point along one axis, and their weights: both (k, bins, grid, 2).
 
     A point more than one pixel outside the map weighs nothing; between that and the map it takes the edge.
     """
-    centre = (torch.arange(grid, dtype=start.dtype, device=start.device) + 0.5) / grid
+    center = (torch.arange(grid, dtype=start.dtype, device=start.device) + 0.5) / grid
     cell = torch.arange(bins, dtype=start.dtype, device=start.device)
-    point = start[:, None, None] + (cell[:, None] + centre) * bin_size[:, None, None]
+    point = start[:, None, None] + (cell[:, None] + center) * bin_size[:, None, None]
     inside = (point >= -1) & (point <= length)
     point = point.clamp(0, length - 1)
     low = point.floor()
@@ -99,7 +99,7 @@ def roi_align(
         k = (grid == grid.new_tensor((gx, gy))).all(1).nonzero()[:, 0]
         x, wx = _taps(corners[k, 0], bin_size[k, 0], pooled_width, gx, width)
         y, wy = _taps(corners[k, 1], bin_size[k, 1], pooled_height, gy, height)
-        # (k, bin y, bin x, sample y, sample x, neighbour y, neighbour x), the last four summed by the bag
+        # (k, bin y, bin x, sample y, sample x, neighbor y, neighbor x), the last four summed by the bag
         row = (image[k, None, None, None] * height + y)[:, :, None, :, None, :, None]
         index = row * width + x[:, None, :, None, :, None, :]
         weight = (wy / gy)[:, :, None, :, None, :, None] * (wx / gx)[:, None, :, None, :, None, :]

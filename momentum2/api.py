@@ -54,7 +54,7 @@ class Stopped(Exception):
 
 
 def recipe(name: str, overrides: Mapping[str, object] | None = None) -> Config:
-    """The config of a named recipe with settings of your own, dotted (`{"train.epochs": 20}`) or nested.
+    """The config of a named recipe with your own settings, dotted (`{"train.epochs": 20}`) or nested.
 
     A recipe that looks at the images, such as `folder`, does so here.
     """
@@ -66,7 +66,7 @@ def recipe(name: str, overrides: Mapping[str, object] | None = None) -> Config:
 def plan(
     config: Config, *, images: int | None = None, processes: int = 1, probe: bool = False
 ) -> list[tuple[str, str]]:
-    """What a config comes to, as (what, value) lines: steps, rates, devices, memory; with `probe`, time."""
+    """What a config resolves to, as (what, value) lines: steps, rates, devices, memory; with `probe`, time."""
     from momentum2.training.estimate import planned
 
     with guest():
@@ -88,15 +88,17 @@ def pretrain(
         config: The whole run.
         out: The run directory.
         resume: auto: resume or start. never: only start. must: only resume.
-        dataset: Images of your own instead of `config.data`: a `momentum2.data.Dataset`, or any sequence of images or
+        dataset: Your own images instead of `config.data`: a `momentum2.data.Dataset`, or any sequence of images or
             (image, label) pairs.
-        encoder: A network of your own instead of `config.model`: (n, 3, s, s) -> (n, d). It is copied.
-        method: A method of your own instead of `config.method.name`.
+        encoder: Your own network instead of `config.model`: (n, 3, s, s) -> (n, d). It is copied.
+        method: Your own method instead of `config.method.name`.
 
     Returns:
-        The run; `run.finished` is False where a signal stopped it, and the same call goes on.
+        The run; `run.finished` is False where a signal stopped it, and the same call resumes it.
     """
     place, images = Path(out), None if dataset is None else as_dataset(dataset)
+    if images is not None:
+        images.max_bad_fraction = config.data.max_bad_fraction
     config = _with_objects(config, images, encoder, method)
     kind = method_class(config, method)
     check(config, kind)
@@ -140,7 +142,7 @@ def _with_objects(
         if now is None and getattr(config.objects, name) is not None:
             raise SettingError(
                 f"objects.{name}",
-                f"is {getattr(config.objects, name)}, an object that only Python can give: pretrain({name}=...).",
+                f"is {getattr(config.objects, name)}, which can only be passed from Python: pretrain({name}=...).",
             )
     config = replace(config, objects=given)
     if method is not None:
@@ -155,11 +157,11 @@ def _with_objects(
 def _check_images(images: Dataset, before: Mapping[str, Any], kind: type[Method], out: Path) -> None:
     if before.get("images", len(images)) != len(images):
         raise UserError(
-            f"{out} was started with {before['images']:,} images, and now there are {len(images):,}; give it the same "
-            "ones, or choose another --out."
+            f"{out} was started with {before['images']:,} images but now finds {len(images):,}. Use the same images, "
+            "or choose another run directory."
         )
     if kind.needs_labels and images.labels is None:
-        raise UserError(f"{kind.__name__} needs labels: give each class of images a folder of its own.")
+        raise UserError(f"{kind.__name__} needs labels. Put each class in its own folder.")
 
 
 def _say_plan(lines: list[tuple[str, str]], out: Path) -> None:
@@ -184,7 +186,7 @@ def evaluate_knn(
         data: Labeled images: a folder, an archive, a list file, or shapes (default: the run's own).
         options: How.
         subject: Which network, on which images and where, in detail.
-        encoder: The network, where the run was started with one of your own.
+        encoder: The network, where the run was started with your own.
     """
     with _subject(source, data, subject, encoder) as found:
         return _kept(knn.evaluate_knn(found, options or knn.KnnOptions()), found)
@@ -282,7 +284,7 @@ def write_report(
 def views(
     data: str, out: Source = "views.png", *, count: int = 8, overrides: Mapping[str, object] | None = None
 ) -> Path:
-    """Draw images with the views that the network sees of them; returns the picture's place."""
+    """Draw images with the views that the network sees of them; returns its path."""
     from momentum2.data.contact_sheet import write_views
     from momentum2.settings import override
 

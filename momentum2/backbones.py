@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from momentum2.config import Stem
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
 from momentum2.weights import fill, network_in, read_state
 
 _STEMS: dict[Stem, tuple[int, int]] = {"cifar": (3, 1), "small": (3, 2)}  # kernel, stride; neither pools
@@ -28,7 +28,7 @@ class Encoder(nn.Module):
 def build(
     name: str, stem: Stem = "imagenet", width: float = 1.0, zero_init_residual: bool = False
 ) -> Encoder:
-    """The torchvision network `name`, randomly initialised, ending in its pooled features.
+    """The torchvision network `name`, randomly initialized, ending in its pooled features.
 
     `stem` and `width` are for ResNets: the first layers (imagenet 7x7/2 and pooling, cifar 3x3/1, small
     3x3/2) and a multiplier of all channels. So is `zero_init_residual`: the last BN weight of every block is 0,
@@ -66,8 +66,8 @@ def _torchvision_network(name: str) -> nn.Module:
     names = torchvision.models.list_models(module=torchvision.models)
     if name not in names:
         close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(close)}?" if close else "try resnet18 or resnet50."
-        raise UserError(f"torchvision has no backbone '{name}'; {hint}")
+        hint = f"Did you mean {' or '.join(close)}?" if close else "Try resnet18 or resnet50."
+        raise UserError(f"torchvision has no backbone '{name}'. {hint}")
     options = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
 
     device = torch.get_default_device()
@@ -76,19 +76,19 @@ def _torchvision_network(name: str) -> nn.Module:
         network = cast(nn.Module, torchvision.models.get_model(name, weights=None, **options)).to(device)
     kinds = {type(module) for module in network.modules()}
     if nn.BatchNorm2d not in kinds or nn.LayerNorm in kinds:
-        raise UserError(f"'{name}' is not a convolutional network with batch norm; try resnet50.")
+        raise UserError(f"'{name}' is not a convolutional network with batch norm. Try resnet50.")
     return network
 
 
 def _reshape_resnet(network: Any, name: str, stem: Stem, width: float) -> None:
-    """Give a ResNet other first layers and other channel counts, initialised as torchvision does."""
+    """Give a ResNet other first layers and other channel counts, initialized as torchvision does."""
     from momentum2._torchvision import torchvision
 
     if not isinstance(network, torchvision.models.ResNet):
-        raise UserError(f"Only ResNets have a stem and a width to choose; leave both out for '{name}'.")
+        raise UserError(f"Only ResNets have a stem and a width to choose. Leave both out for '{name}'.")
     channels = int(64 * width)
     if channels != 64 * width or int(network.base_width * width) < 1:
-        raise UserError(f"Width {width} does not give '{name}' whole channel counts; try 0.25, 0.5 or 2.")
+        raise UserError(f"Width {width} does not give '{name}' whole channel counts. Try 0.25, 0.5 or 2.")
     if stem in _STEMS:
         kernel, stride = _STEMS[stem]
         network.maxpool = nn.Identity()
@@ -115,9 +115,7 @@ def _zero_residual(network: nn.Module, name: str) -> None:
 
     resnet = torchvision.models.resnet
     if not isinstance(network, resnet.ResNet):
-        raise UserError(
-            f"Only ResNets have residual branches to start at zero; leave --model.zero_init_residual out for '{name}'."
-        )
+        raise SettingError("model.zero_init_residual", f"is only for ResNets, not '{name}'. Leave it out.")
     for block in network.modules():
         if isinstance(block, resnet.Bottleneck):
             nn.init.zeros_(block.bn3.weight)
@@ -132,7 +130,7 @@ def _feature_dim(network: nn.Module, size: int = 299) -> int:
     if not isinstance(features, Tensor) or features.dim() != 2:
         found = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise UserError(
-            f"An encoder makes one row of features of an image, (n, d); {type(network).__name__} makes {found}."
+            f"An encoder must return one row of features per image, (n, d); {type(network).__name__} returns {found}."
         )
     return features.shape[1]
 

@@ -27,7 +27,7 @@ Positive = Annotated[float, Limits(1e-6)]
 NotNegative = Annotated[float, Limits(0)]
 Width = Annotated[float, Limits(1e-3)]
 
-#: The name of a method, a backbone or data that Python gave as an object.
+#: The name of a method, a backbone or a data set that was passed from Python as an object.
 OWN: Literal["own"] = "own"
 MethodName = Literal["byol", "moco", "simsiam", "simclr", "dino", "supervised", "own"]
 NormName = Literal["local", "synced", "momentum"]
@@ -49,18 +49,18 @@ Network = Literal["teacher", "student"]
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """What is learned, and which statistics normalise it.
+    """What is learned, and which statistics normalize it.
 
     Args:
-        name: The method; Momentum² Teacher is byol with a momentum teacher_norm. own is a class given from Python.
-        student_norm: The student's BN: each device's samples (local), those of all (synced), or momentum statistics.
-        teacher_norm: The teacher's BN: those, or the student's running statistics (ema), or MoCo's shuffling BN.
+        name: The method; Momentum² Teacher is byol with a momentum teacher_norm. own is a class passed from Python.
+        student_norm: The student's BN statistics: of each device (local), of all devices (synced), or momentum.
+        teacher_norm: The teacher's BN: the same, or the student's running statistics (ema), or MoCo's shuffling BN.
         alpha: Weight of the current batch in Momentum BN's statistics: cosine (alpha_base to 0) or a number.
         alpha_base: Where the cosine schedule of alpha starts.
         weight_momentum: m_base, the share of the student that enters the teacher each step (0.01, not 0.99).
         weight_schedule: cosine lowers m from m_base to 0; constant keeps it (MoCo).
-        reference_batch: Batch size at which weight_momentum holds, in proportion at others (default: at any as given).
-        history: The teacher's momentum statistics: per device (local, the paper), or their mean over all (global).
+        reference_batch: Batch size for which weight_momentum is given; it scales with the batch (default: no scaling).
+        history: The teacher's momentum statistics: one per device (local, the paper) or their mean (global).
         compat: paper for the paper's formulas, official for the arithmetic of the authors' code.
         temperature: Softmax temperature of the contrastive methods, and of DINO's student.
         queue_size: Number of negatives that MoCo keeps.
@@ -72,7 +72,7 @@ class MethodConfig:
         projector_norm: Batch norms in DINO's projector.
         freeze_encoder: Train only the classifier (method supervised).
         classifier_norm: Normalize the outputs of a frozen encoder's classifier by BN, as the paper does.
-        export: The encoder that is exported and scored: teacher or student (default: the teacher where there is one).
+        export: The encoder to export and score: teacher or student (default: the teacher, if there is one).
     """
 
     name: MethodName = "byol"
@@ -108,7 +108,7 @@ class ModelConfig:
         width: Multiplier of a ResNet's channels.
         projector_hidden: Hidden width of the projector.
         projector_out: Output width of projector and predictor.
-        predictor_hidden: Hidden width of the predictor (default: as projector_hidden).
+        predictor_hidden: Hidden width of the predictor (default: that of the projector).
         weights: State dict (.safetensors or .pth) to start from.
         zero_init_residual: Start a ResNet with residual branches of zero: the last BN weight of every block is 0.
     """
@@ -128,15 +128,15 @@ class DataConfig:
     """Where images come from.
 
     Args:
-        name: Kind of data set; shapes is drawn on the fly and needs no files, own is one given from Python.
+        name: Kind of data set; shapes is drawn on the fly and needs no files, own is passed from Python.
         root: The folder, archive or list file.
-        split: The part to train on, or for classifiers to learn from; 80% is a share of all, -20% its rest.
-        test_split: The part to test on (used in eval_data only).
+        split: The split to train on, also for classifiers; 80% is a share of all images, -20% the rest.
+        test_split: The split to test on (used in eval_data only).
         train_size: Use only the first n images of a seeded order.
         image_size: Side in pixels of the square crops that the network sees.
         workers: Decoding processes; 0 decodes in the training process.
         cache: Keep the decoded images in one memory-mapped file: auto (if they fit), on or off.
-        cache_dir: Where caches are kept (default: the user's cache folder).
+        cache_dir: Folder of the caches (default: the user's cache folder).
         download: Allow torchvision to download the data set.
         max_bad_fraction: Stop if more than this share of the images cannot be read.
     """
@@ -160,8 +160,8 @@ class ViewsConfig:
 
     Args:
         recipe: The named set of augmentations.
-        crop_min: Smallest area of a random crop as a share of the image (default: the recipe's own).
-        colour: Multiplier of the recipe's colour jitter.
+        crop_min: Smallest area of a random crop, as a share of the image (default: the recipe's).
+        color: Multiplier of the recipe's color jitter.
         blur: Multiplier of the recipe's blur probability.
         solarize: Multiplier of the recipe's solarize probability.
         small_crops: Number of small crops added by multicrop.
@@ -170,7 +170,7 @@ class ViewsConfig:
 
     recipe: ViewRecipe = "byol"
     crop_min: float | None = None
-    colour: float = 1.0
+    color: float = 1.0
     blur: float = 1.0
     solarize: float = 1.0
     small_crops: int = 0
@@ -183,18 +183,18 @@ class TrainConfig:
 
     Args:
         epochs: Passes over the data.
-        steps: Optimizer steps; when given, it decides instead of epochs.
+        steps: Optimizer steps; overrides epochs.
         batch_size: Images per optimizer step, over all processes.
         accumulate: Micro-batches per optimizer step.
-        devices: Devices of the algorithm, each with BN statistics and a history of its own; they run on any number of
-            processes that divides it. auto is the number of processes of the first start, and is then kept.
-        precision: auto is bf16 where the device computes in it, else fp32.
+        devices: Number of devices of the algorithm, each with its own BN statistics and history. They run on any
+            number of processes that divides it. auto is the number of processes at the first start, and is kept.
+        precision: auto is bf16 if the device supports it, else fp32.
         compile: Compile the networks with torch.compile.
         seed: Seed of every random draw.
         checkpoint_every: Steps between checkpoints.
-        keep: Number of checkpoints that stay on disk.
+        keep: Number of checkpoints to keep.
         device: auto, cpu, cuda, cuda:1, mps.
-        threads: CPU threads per process; 0 takes the cores that are free.
+        threads: CPU threads per process; 0 uses the free cores.
     """
 
     epochs: Count = 100
@@ -221,12 +221,12 @@ class OptimConfig:
         weight_decay: L2 decay.
         sgd_momentum: Momentum of the gradient.
         warmup_epochs: Epochs of linear warm-up.
-        warmup_start: Factor of the learning rate at the first step of the warm-up.
+        warmup_start: Share of the learning rate at the first step of the warm-up.
         clip_norm: Largest norm of the gradient (default: no clipping).
         exclude_bias_and_norm: Keep biases and norm parameters out of weight decay and LARS adaptation.
         lars_eta: Trust coefficient of LARS.
         nesterov: Nesterov's momentum (sgd).
-        milestones: Shares of the run after which the learning rate falls to a tenth, as [0.6,0.8] (default: a cosine).
+        milestones: Shares of the run after which the learning rate drops to a tenth, as [0.6,0.8] (default: cosine).
     """
 
     name: OptimName = "sgd"
@@ -244,19 +244,19 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class MonitorConfig:
-    """What is watched while training.
+    """What is logged and watched during training.
 
     Args:
         log_every: Steps between two lines of metrics.jsonl.
         knn_every: Epochs between online kNN evaluations on eval_data; 0 for none.
-        knn_k: Neighbours that vote.
+        knn_k: Number of neighbors that vote.
         knn_temperature: Temperature of the votes.
-        tensorboard: Write TensorBoard events too (needs the tensorboard extra).
-        report: Write report.html when the run is finished.
+        tensorboard: Also write TensorBoard events (needs the tensorboard extra).
+        report: Write report.html at the end of the run.
         collapse_std: Alarm when the std of the unit-length outputs times sqrt(width) falls below this.
         collapse_rank: Alarm when their effective rank falls below this.
-        collapse_steps: For so many logged steps in a row.
-        wait_fraction: Alarm when more than this share of the time goes into waiting for data.
+        collapse_steps: Number of consecutive logged steps before the collapse alarm.
+        wait_fraction: Alarm when more than this share of the time is spent waiting for data.
         slow_step: Alarm when a step takes this many times the run's median.
     """
 
@@ -275,7 +275,7 @@ class MonitorConfig:
 
 @dataclass(frozen=True)
 class ObjectsConfig:
-    """Objects that a run was given from Python, by class and digest: a record, nothing is imported by it.
+    """Objects passed to a run from Python, by class and digest. It is a record; nothing is imported from it.
 
     Args:
         method: Class of the method.
@@ -296,11 +296,11 @@ class Config:
         method: What is learned.
         model: The network.
         data: The images to train on.
-        eval_data: Labelled images for kNN and linear evaluation.
+        eval_data: Labeled images for kNN and linear evaluation.
         views: Augmentation.
         train: Length, batch and device.
         optim: Optimizer.
-        monitor: Watching.
+        monitor: Logging and alarms.
         objects: Objects from Python.
     """
 
@@ -315,7 +315,7 @@ class Config:
     objects: ObjectsConfig = field(default_factory=ObjectsConfig)
 
 
-#: Fields that change speed, place or watching, and of what is computed the order of sums at most.
+#: Fields that change speed, places or logging, and at most the order of sums in what is computed.
 MAY_CHANGE_ON_RESUME = frozenset(
     {
         "data.root",

@@ -1,13 +1,14 @@
 """The exceptions that a person is meant to read."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Self
 
 
 class UserError(Exception):
-    """An expected mistake. The message is one sentence that says what is wrong and what to do.
+    """An expected mistake. The message says what is wrong and what to do.
 
     The command line prints the message alone and exits with code 2; library callers can catch it.
     """
@@ -47,6 +48,19 @@ class UnknownSetting(SettingError):
     def _sentence(self, prefix: str) -> str:
         hint = f" Did you mean {prefix}{self.problem}?" if self.problem else ""
         return f"Unknown {'option' if prefix else 'setting'} {prefix}{self.setting}.{hint}"
+
+
+@contextmanager
+def called(names: Mapping[str, str]) -> Iterator[None]:
+    """Inside, settings have other names: with `{"data.": "eval_data."}` a mistake in data.x is one in eval_data.x."""
+    try:
+        yield
+    except SettingError as error:
+        for old, new in names.items():
+            if error.setting.startswith(old):
+                name = new + error.setting.removeprefix(old)
+                raise type(error)(name, error.problem, error.source) from None
+        raise
 
 
 class SaidElsewhere(UserError):

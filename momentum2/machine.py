@@ -18,7 +18,7 @@ def allowed_cores() -> int:
 
 
 def free_cores() -> int:
-    """Cores that this process may use and that others leave free, by a look of 0.2 s; at least 1.
+    """Cores that this process may use and that others leave free, measured for 0.2 s; at least 1.
 
     Threads beyond that make a step many times slower: each parallel region waits for the slowest.
     """

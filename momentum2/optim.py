@@ -54,7 +54,7 @@ def build_optimizer(
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> None:
-    """Give every group the learning rate `lr`, but those that keep theirs."""
+    """Give every group the learning rate `lr`, except those that keep theirs."""
     for group in optimizer.param_groups:
         if not group["constant"]:
             group["lr"] = lr

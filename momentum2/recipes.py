@@ -7,7 +7,6 @@ Those of the paper have the published settings. A number says whose it is: the p
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 
 from momentum2.config import (
@@ -22,7 +21,7 @@ from momentum2.config import (
 )
 from momentum2.data import open_dataset
 from momentum2.data.opening import typical_size
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError, hint
 from momentum2.settings import override, understood
 from momentum2.training.device import choose_device
 
@@ -56,7 +55,7 @@ def quickstart() -> Recipe:
         ),
         summary="Momentum² Teacher on the embedded shapes: minutes on a laptop",
         command="momentum2 pretrain quickstart --out runs/quickstart",
-        expect="measured: kNN 39 % (42 % with one thread; untrained 19 %), seed 0, 3 minutes on 2 CPU cores",
+        expect="measured: kNN 39% (42% with one thread; untrained 19%), seed 0, 3 minutes on 2 CPU cores",
     )
 
 
@@ -86,14 +85,14 @@ def cifar10_cpu() -> Recipe:
             base,
             data=data,
             eval_data=replace(data, train_size=10_000),
-            # The quickstart's 32 images and rate of 0.4: kNN 35.6 %, linear 40.7 % (here 40.0 %), seed 0.
+            # The quickstart's 32 images and rate of 0.4: kNN 35.6%, linear 40.7% (here 40.0%), seed 0.
             method=replace(base.method, reference_batch=64),
             train=replace(base.train, epochs=4, batch_size=64, checkpoint_every=500),
             optim=replace(base.optim, lr=0.1),
         ),
         summary="The quickstart's small network on CIFAR-10 as image files: for two CPU cores",
         command="momentum2 pretrain cifar10-cpu --data.root CIFAR --eval_data.root CIFAR --out runs/cifar10-cpu",
-        expect="measured: kNN 37.8 % (untrained 25.9 %), seed 0, 15 minutes with one thread",
+        expect="measured: kNN 37.8% (untrained 25.9%), seed 0, 15 minutes with one thread",
     )
 
 
@@ -111,7 +110,7 @@ def stl10() -> Recipe:
         ),
         summary="Momentum² Teacher, ResNet-18, STL-10, 64 (virtual) devices of 32: the paper's Table 1",
         command="momentum2 pretrain stl10 --data.root STL10 --eval_data.root STL10 --out runs/stl10",
-        expect="paper: 88.18 % linear top-1",
+        expect="paper: 88.18% linear top-1",
     )
 
 
@@ -129,7 +128,7 @@ def imagenet_1node() -> Recipe:
         summary="Momentum² Teacher, ResNet-50, ImageNet, 8 GPUs of 32",
         command="torchrun --nproc-per-node 8 -m momentum2 pretrain imagenet-1node --data.root IMAGENET "
         "--eval_data.root IMAGENET --out runs/imagenet",
-        expect="paper: 70.4 % linear top-1",
+        expect="paper: 70.4% linear top-1",
     )
 
 
@@ -144,7 +143,7 @@ def imagenet_1node_1024() -> Recipe:
         summary="Momentum² Teacher, ResNet-50, ImageNet, 8 GPUs of 128",
         command="torchrun --nproc-per-node 8 -m momentum2 pretrain imagenet-1node-1024 --data.root IMAGENET "
         "--eval_data.root IMAGENET --out runs/imagenet-1024",
-        expect="paper: 70.7 % linear top-1 (200 epochs: 72.7; 300: 73.8)",
+        expect="paper: 70.7% linear top-1 (200 epochs: 72.7; 300: 73.8)",
     )
 
 
@@ -162,7 +161,7 @@ def imagenet_128gpu() -> Recipe:
         summary="Momentum² Teacher, ResNet-50, ImageNet, LARS, 128 GPUs of 32",
         command="torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
         "-m momentum2 pretrain imagenet-128gpu --data.root IMAGENET --eval_data.root IMAGENET --out runs/m2",
-        expect="paper: 72.0 % linear top-1 (128 a GPU: 72.9; 1000 epochs: 74.5)",
+        expect="paper: 72.0% linear top-1 (128 per GPU: 72.9; 1000 epochs: 74.5)",
     )
 
 
@@ -177,7 +176,7 @@ def imagenet_32gpu() -> Recipe:
         summary="Momentum² Teacher, ResNet-50, ImageNet, LARS, 32 GPUs of 128",
         command="torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
         "-m momentum2 pretrain imagenet-32gpu --data.root IMAGENET --eval_data.root IMAGENET --out runs/m2-32",
-        expect="release: 73.7 % linear top-1",
+        expect="release: 73.7% linear top-1",
     )
 
 
@@ -193,7 +192,7 @@ def byol() -> Recipe:
         summary="BYOL: synced BN on both sides, ResNet-50, ImageNet, LARS, batch 4096",
         command="torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
         "-m momentum2 pretrain byol --data.root IMAGENET --eval_data.root IMAGENET --out runs/byol",
-        expect="paper: 72.5 % linear top-1",
+        expect="paper: 72.5% linear top-1",
     )
 
 
@@ -219,7 +218,7 @@ def moco_v2() -> Recipe:
         "the original)",
         command="torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
         "-m momentum2 pretrain moco-v2 --data.root IMAGENET --eval_data.root IMAGENET --out runs/moco",
-        expect="paper: 67.8 % linear top-1 (shuffling BN: 66.8)",
+        expect="paper: 67.8% linear top-1 (shuffling BN: 66.8)",
     )
 
 
@@ -234,7 +233,7 @@ def moco_v2_8gpu() -> Recipe:
         summary="MoCo v2 as its authors have it: shuffling BN, ResNet-50, ImageNet, 8 GPUs of 32",
         command="torchrun --nproc-per-node 8 -m momentum2 pretrain moco-v2-8gpu --data.root IMAGENET "
         "--eval_data.root IMAGENET --out runs/moco-8gpu",
-        expect="paper: 67.5 % linear top-1",
+        expect="paper: 67.5% linear top-1",
     )
 
 
@@ -253,7 +252,7 @@ def byol_eman() -> Recipe:
         summary="BYOL with EMAN: the teacher's BN statistics follow the student's; ResNet-50, ImageNet, 8 GPUs of 64",
         command="torchrun --nproc-per-node 8 -m momentum2 pretrain byol-eman --data.root IMAGENET "
         "--eval_data.root IMAGENET --out runs/byol-eman",
-        expect="EMAN's authors: 72.2 % linear top-1",
+        expect="EMAN's authors: 72.2% linear top-1",
     )
 
 
@@ -268,7 +267,7 @@ def moco_eman() -> Recipe:
         summary="MoCo v2 with EMAN instead of shuffling BN, ResNet-50, ImageNet, 8 GPUs of 32",
         command="torchrun --nproc-per-node 8 -m momentum2 pretrain moco-eman --data.root IMAGENET "
         "--eval_data.root IMAGENET --out runs/moco-eman",
-        expect="EMAN's authors: 67.7 % linear top-1",
+        expect="EMAN's authors: 67.7% linear top-1",
     )
 
 
@@ -291,7 +290,7 @@ def simsiam() -> Recipe:
         summary="SimSiam, ResNet-50, ImageNet, batch 256",
         command="torchrun --nproc-per-node 8 -m momentum2 pretrain simsiam --data.root IMAGENET "
         "--eval_data.root IMAGENET --out runs/simsiam",
-        expect="paper: 68.1 % linear top-1",
+        expect="paper: 68.1% linear top-1",
     )
 
 
@@ -309,7 +308,7 @@ def simclr() -> Recipe:
         summary="SimCLR, ResNet-50, ImageNet, batch 4096",
         command="torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
         "-m momentum2 pretrain simclr --data.root IMAGENET --eval_data.root IMAGENET --out runs/simclr",
-        expect="not measured (66.6 % linear top-1 is published for batch 8192)",
+        expect="not measured (66.6% linear top-1 is published for batch 8192)",
     )
 
 
@@ -369,8 +368,10 @@ def _fit_to_folder(config: Config, given: frozenset[str]) -> Config:
     dataset = open_dataset(replace(config.data, cache="off"), seed=config.train.seed)
     n = len(dataset)
     if n < 8:
-        raise UserError(
-            f"{config.data.root} has {n} image(s); pretraining needs at least 8, and thousands to be good."
+        raise SettingError(
+            "data.root",
+            f"{config.data.root} has {n} image{'s' * (n != 1)}. Pretraining needs at least 8, and thousands for good "
+            "results.",
         )
     small = quickstart().config
     size = min(typical_size(dataset), 224 if gpu else 64)
@@ -434,9 +435,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 def find(name: str) -> Recipe:
     """The recipe called `name`."""
     if name not in RECIPES:
-        close = get_close_matches(name, RECIPES, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(RECIPES)}."
-        raise UserError(f"There is no recipe called {name!r}; {hint}")
+        raise UserError(f"There is no recipe called {name!r}. {hint(name, RECIPES)}")
     return RECIPES[name]()
 
 

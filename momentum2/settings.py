@@ -136,7 +136,7 @@ def read_settings(path: Path) -> dict[str, object]:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
     if len(data) > LARGEST_FILE:
-        raise UserError(f"{path} is too large for a file of settings (more than {LARGEST_FILE:,} bytes).")
+        raise UserError(f"{path} is too large for a settings file (more than {LARGEST_FILE:,} bytes).")
     try:
         return _from_events(yaml.parse(data.decode("utf-8-sig"), Loader=yaml.SafeLoader))
     except UnicodeDecodeError:
@@ -243,7 +243,7 @@ def kind_of(hint: Any) -> str:
     told = []
     for kind, _ in _kinds(hint):
         if get_origin(kind) is list:
-            told.append("numbers with commas between")
+            told.append("numbers separated by commas")
         else:
             told.append(_KINDS.get(kind) or ", ".join(map(str, get_args(kind))))
     return " or ".join(told)

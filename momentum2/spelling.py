@@ -8,14 +8,21 @@ from collections.abc import Iterator, Mapping
 
 from momentum2.errors import SettingError
 
+#: Names that were renamed, and nothing else.
+_RENAMED = {"views.colour": "views.color"}
+#: The same for options of commands.
+OLD_OPTIONS = {"licence": "license"}
 _NORMS = ("method.student_norm", "method.teacher_norm")
 
 
 def old_words(given: Mapping[str, object]) -> Iterator[str]:
     """A sentence for each given setting that has another name or value today."""
+    for old, new in _RENAMED.items():
+        if old in given:
+            yield f"{old} is now {new}."
     if "train.virtual_devices" in given:
         yield (
-            "train.virtual_devices is now train.devices: the number of devices that share each micro-batch, that is, "
+            "train.virtual_devices is now train.devices, the number of devices that share each micro-batch: "
             "virtual_devices / accumulate."
         )
     for name in _NORMS:
@@ -33,7 +40,10 @@ def translate(
         base: What holds where nothing is given, in today's words.
         world: The number of processes that a run of these settings was started with; None if none was.
     """
-    new = dict(given)
+    new = {name: value for name, value in given.items() if name not in _RENAMED}
+    for old, name in _RENAMED.items():
+        if old in given:
+            new.setdefault(name, given[old])
     grouped = new.get("train.devices", base.get("train.devices", "auto")) not in ("auto", 1, "1")
     if "train.virtual_devices" in new:  # it counted the groups of the whole batch, all micro-batches together
         groups = _count("train.virtual_devices", new.pop("train.virtual_devices"))

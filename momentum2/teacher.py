@@ -48,7 +48,7 @@ class MomentumTeacher(nn.Module):
     ) -> None:
         super().__init__()
         if history not in ("local", "global"):
-            raise UserError(f"There is no history called {history!r}; choose local or global.")
+            raise UserError(f"There is no history called {history!r}. Choose local or global.")
         self.network = copy.deepcopy(_unwrapped(student))
         self.norm, self.history = norm, history
         if norm == "ema":  # plain norms, which stay in evaluation mode
@@ -95,7 +95,7 @@ class MomentumTeacher(nn.Module):
         student = _unwrapped(student)
         ours, theirs = _matched(self.network.named_parameters(), student.named_parameters())
         if not 0 <= weight <= 1:
-            raise UserError(f"weight is the share of the student, between 0 and 1, not {weight}.")
+            raise UserError(f"weight, the share of the student, must be between 0 and 1, not {weight}.")
         if statistics is not None:
             self.alpha = statistics
         norms = list(momentum_norms(self))
@@ -161,8 +161,8 @@ def _matched(
     if shapes[0] != shapes[1]:
         wrong = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
         raise UserError(
-            "Update the teacher with the network that it was made from: these parameters are missing, "
-            f"new or of another shape: {', '.join(wrong)}."
+            "The student is not the network that the teacher was made from. These parameters are missing, new or of "
+            f"another shape: {', '.join(wrong)}."
         )
     return list(mine.values()), [others[name] for name in mine]
 

@@ -1,4 +1,4 @@
-"""Where a person watches. From Python nobody does, and all is said through logging; the command line says otherwise."""
+"""Whether a person watches. From Python nobody does, and everything is logged; the command line turns it on."""
 
 import sys
 
@@ -12,5 +12,5 @@ def show() -> None:
 
 
 def has_bars() -> bool:
-    """Whether progress bars are to be drawn."""
+    """Whether to draw progress bars."""
     return _shown and sys.stderr.isatty()

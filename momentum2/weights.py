@@ -1,4 +1,4 @@
-"""State dicts in files, ours and those of others: read safely, recognised, and loaded strictly by name."""
+"""State dicts in files, ours and those of others: read safely, recognized, and loaded strictly by name."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from momentum2.errors import UserError
 _NESTS = ("state_dict", "model", "model_state_dict")
 #: What wrappers and training scripts put before a network's names.
 _WRAPPERS = re.compile(r"((?:(?:module|_orig_mod|model|backbone|encoder|encoder_q|base_encoder)\.)*)(.*)")
-#: What torchvision's networks have and an encoder has not: classifiers, also those of Inception's training.
+#: What torchvision's networks have and an encoder does not: classifiers, also those of Inception's training.
 _LEFT_OUT = ("fc.", "classifier.", "aux1.", "aux2.", "AuxLogits.")
 
 
@@ -62,14 +62,14 @@ def read_state(path: Path) -> dict[str, Tensor]:
             if path.suffix == ".safetensors"
             else torch.load(path, map_location="cpu", weights_only=True)
         )
-    except Exception as error:  # there is no end to what torch.load raises for damaged files
+    except Exception as error:  # there is no end to what torch.load raises for corrupt files
         raise UserError(
             f"{path} is not a readable state dict of tensors (.safetensors, or .pth from torch.save)."
         ) from error
     while isinstance(content, dict) and (nest := next((n for n in _NESTS if n in content), None)):
         content = content[nest]
     if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
-        raise UserError(f"{path} has no state dict; save the network's state_dict() itself.")
+        raise UserError(f"{path} has no state dict. Save the network's state_dict() itself.")
     return content
 
 
@@ -98,24 +98,24 @@ def network_in(state: Mapping[str, Tensor], names: Collection[str], path: Path) 
             networks.setdefault(prefix, {})[name] = tensor
     found = [prefix for prefix, network in networks.items() if not network.keys().isdisjoint(names)]
     if len(found) > 1:
-        raise UserError(f"{path} has several networks ({', '.join(found)}); save the one that you want.")
+        raise UserError(f"{path} has several networks ({', '.join(found)}). Save the one that you want.")
     return networks[found[0]] if found else dict(state)
 
 
 def identify(
     network: Mapping[str, Tensor], path: Path, backbone: str | None, stem: Stem | None, width: float | None
 ) -> Architecture:
-    """What a network is, where its tensors tell and the caller does not.
+    """What a network is, as far as the caller does not say and its tensors show it.
 
-    A ResNet tells everything but the stride of a 3x3 stem; another network has to be named.
+    A ResNet shows everything but the stride of a 3x3 stem; other networks must be named.
     """
     conv1 = network.get("conv1.weight")
     if conv1 is None or conv1.dim() != 4 or "layer1.0.conv2.weight" not in network:
         if backbone is None:
-            raise UserError(f"{path} does not hold a ResNet; name the backbone that it holds.")
+            raise UserError(f"{path} does not contain a ResNet. Set backbone to the one that it contains.")
         return Architecture(backbone, stem or "imagenet", width or 1.0)
     if stem is None and conv1.shape[2] == 3:
-        raise UserError(f"{path} has a 3x3 stem and does not tell its stride; name the stem, cifar or small.")
+        raise UserError(f"{path} has a 3x3 stem of unknown stride. Set stem to cifar or small.")
     return Architecture(backbone or _resnet(network, path), stem or "imagenet", width or len(conv1) / 64)
 
 
@@ -130,7 +130,9 @@ def _resnet(network: Mapping[str, Tensor], path: Path) -> str:
             and network["layer1.0.conv2.weight"].shape[:2] == (inner * kind.groups, inner)
         ):
             return name
-    raise UserError(f"{path} does not hold a ResNet of torchvision; name the backbone that it holds.")
+    raise UserError(
+        f"{path} does not contain a ResNet of torchvision. Set backbone to the one that it contains."
+    )
 
 
 def fill(encoder: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:

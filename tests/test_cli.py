@@ -22,7 +22,7 @@ from momentum2.settings import leaves
 
 def momentum2(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "momentum2", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 def planned(*arguments: str) -> Config:
@@ -38,7 +38,7 @@ def planned(*arguments: str) -> Config:
         (["--out", "x", "pretrain"], "Choose a command before --out"),
         (["plan"], "Missing argument RECIPE. Choose one of quickstart"),
         (["plan", "nosuchrecipe"], "no recipe called 'nosuchrecipe'"),
-        (["plan", "quickstrat"], "did you mean quickstart?"),
+        (["plan", "quickstrat"], "Did you mean quickstart?"),
         (["plan", "quickstart", "--optim.lr", "abc"], "--optim.lr takes a number, not 'abc'"),
         (["plan", "quickstart", "--method.alpha", "x"], "--method.alpha takes cosine or a number, not 'x'"),
         (["plan", "quickstart", "--method.name", "x"], "--method.name takes byol, moco"),
@@ -64,9 +64,9 @@ def planned(*arguments: str) -> Config:
         (["plan", "quickstart", "--monitor.log_every", "0"], "--monitor.log_every must be at least 1"),
         (
             ["plan", "quickstart", "--views.recipe", "supervised"],
-            "makes 1 view of an image, and BYOL takes at least 2",
+            "makes 1 view per image, but BYOL takes at least 2",
         ),
-        (["plan", "quickstart", "--train.devices", "32"], "would see 1 sample"),
+        (["plan", "quickstart", "--train.devices", "32"], "needs at least 2 samples but would get 1"),
         (["plan", "quickstart", "--train.devices", "7"], "cannot be divided among 7 device(s)"),
         (
             ["plan", "quickstart", "--method.teacher_norm", "shuffle"],
@@ -82,7 +82,7 @@ def planned(*arguments: str) -> Config:
         (["pretrain", "folder", "--data", "photos"], "Unknown option --data. Did you mean --data.root?"),
         (["pretrain", "quickstart", "--out="], "Choose a run directory with --out DIR."),
         (["evaluate"], "Choose what to evaluate: knn, linear or semi."),
-        (["evaluate", "kn", "RUN"], "Choose what to evaluate: knn, linear or semi. 'kn' is none."),
+        (["evaluate", "kn", "RUN"], "Choose what to evaluate: knn, linear or semi. 'kn' is not one of them."),
         (["evaluate", "knn"], "Missing argument RUN"),
         (["evaluate", "knn", "nowhere", "--k", "0"], "--k must be at least 1"),
         (["evaluate", "linear", "nowhere", "--lr=-1"], "--lr must be at least 0"),
@@ -254,7 +254,7 @@ def test_data_that_is_named_is_taken_whole(tmp_path: Path):
     """A run that was tested on some images of its own, by its recipe, embeds all of somebody else's."""
     data = find_data(str(tmp_path), DataConfig("shapes", train_size=5000))
     assert (data.name, data.root, data.train_size) == ("folder", str(tmp_path), None)
-    with pytest.raises(UserError, match="An empty name does not exist"):
+    with pytest.raises(UserError, match=r"^Pass a folder of images"):
         find_data("", DataConfig())
 
 
@@ -273,7 +273,7 @@ sys.exit(program.main())
 
 
 def test_ctrl_c_during_the_imports_is_no_traceback():
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (130, "")
 
 
@@ -341,7 +341,7 @@ def test_help_is_there_before_torch():
         "import sys; from momentum2.cli import main; main(['--help']); main(['pln']); main(['evaluate']); "
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=600).returncode == 0
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -380,10 +380,10 @@ def test_help_is_by_group_with_the_defaults_of_the_recipe(
     assert "(default: [800])" in capsys.readouterr().out
 
 
-def test_recipes_lists_all(capsys: pytest.CaptureFixture[str]):
-    assert main(["recipes"]) == 0
-    said = capsys.readouterr().out
-    assert all(name in said for name in RECIPES)
+def test_recipes_lists_all():
+    result = momentum2("recipes")
+    assert result.returncode == 0
+    assert all(name in result.stdout for name in RECIPES)
 
 
 def test_a_recipe_is_shown_whole(capsys: pytest.CaptureFixture[str]):
@@ -394,7 +394,7 @@ def test_a_recipe_is_shown_whole(capsys: pytest.CaptureFixture[str]):
     settings = yaml.safe_load(said[said.index("method:\n") :])
     assert settings["train"]["batch_size"] == 2048
     assert main(["recipes", "stl-10"]) == 2
-    assert "did you mean stl10?" in capsys.readouterr().err
+    assert "Did you mean stl10?" in capsys.readouterr().err
 
 
 def test_completion(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -430,7 +430,7 @@ def test_completion_without_its_extra(capsys: pytest.CaptureFixture[str], monkey
 
 def test_the_reader_of_a_pipe_may_leave():
     command = f'"{sys.executable}" -m momentum2 pretrain --help | head -1; echo "${{PIPESTATUS[0]}}"'
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=600)
     assert done.stdout.splitlines() == ["usage: momentum2 pretrain RECIPE [options]", "0"]
     assert done.stderr == ""
 
@@ -448,9 +448,17 @@ def test_import_is_light():
 def test_a_probe_for_several_processes_takes_the_time_of_one(capsys: pytest.CaptureFixture[str]):
     small = ["--model.width", "0.125", "--train.batch_size", "8", "--train.threads", "1"]
     assert main(["plan", "quickstart", "--processes", "2", "--probe", "true", *small]) == 0
-    assert "s a step" in capsys.readouterr().out
+    assert "s per step" in capsys.readouterr().out
 
 
 def test_a_stopped_command_asks_to_be_run_again(capsys: pytest.CaptureFixture[str]):
     assert commands._stopped() == os.EX_TEMPFAIL
     assert "Run the same command again" in capsys.readouterr().out
+
+
+def test_old_spellings_are_taken_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["export", str(tmp_path / "none"), "--licence", "mit", "--format", "timm", "--out", "x"]) == 2
+    assert "momentum2: --licence is now --license.\n" in capsys.readouterr().err
+    assert main(["plan", "quickstart", "--images", "100", "--views.colour", "0.5"]) == 0
+    assert capsys.readouterr().err == "momentum2: views.colour is now views.color.\n"
+    assert planned("quickstart", "--views.colour", "0.5").views.color == 0.5

@@ -1,7 +1,8 @@
 """Every command and every program in README and docs is run, in order, in a directory with a few photos.
 
 Blocks marked `sh` and `python` are run; `text` blocks are for what cannot be run here (clusters) or is run
-elsewhere (`make test` runs this). Training commands get a few options more, so that they end in seconds.
+elsewhere (`make test` runs this). Training commands get a few options more, so that they end in seconds. The first use
+of each command is run by a fresh interpreter, the others by one that has imported torch (see warm.py).
 """
 
 import os
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from momentum2.cli.commands import COMMANDS
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -25,7 +28,8 @@ TINY = {
     "--train.threads": 1,
 }
 SHORTER = {  # the first that fits
-    "momentum2 pretrain quickstart ": TINY | {"--data.train_size": 64, "--monitor.knn_every": 0},
+    "momentum2 pretrain quickstart ": TINY
+    | {"--data.train_size": 64, "--eval_data.train_size": 64, "--monitor.knn_every": 0},
     "momentum2 pretrain ": TINY,
     "momentum2 reproduce ": {"--rows": "local-momentum"},
     "momentum2 plan ": {"--model.width": 0.125},
@@ -36,6 +40,15 @@ SHORTER = {  # the first that fits
         "--data.test_size": 3,
         "--train.threads": 1,
     },
+}
+
+
+#: Commands that a fresh interpreter runs in another file.
+ELSEWHERE = {
+    "recipes": "test_cli.py",
+    "evaluate semi": "evaluate/test_semi.py",
+    "watch": "test_cli.py",
+    "reproduce": "reproduce/test_command.py",  # here it would be slow: all that it starts would be fresh too
 }
 
 
@@ -57,31 +70,47 @@ def shorter(line: str) -> str:
     return line
 
 
+def lines_of(text: str) -> list[str]:
+    return text.replace("\\\n", " ").splitlines()
+
+
+def command_in(line: str) -> str | None:
+    """The name of the command that a line runs."""
+    return next((name for name in COMMANDS if re.search(rf"\bmomentum2 {name}( |$)", line)), None)
+
+
+def first_uses() -> dict[str, tuple[Path, str]]:
+    """The page and the line of the first use of each command."""
+    every = [(p, line) for p in PAGES for kind, text in blocks(p) if kind == "sh" for line in lines_of(text)]
+    uses = {name: use for use in reversed(every) if (name := command_in(use[1])) is not None}
+    return {name: use for name, use in uses.items() if name not in ELSEWHERE}
+
+
 @pytest.fixture
-def workplace(tmp_path: Path) -> Path:
-    """A directory as a reader has it: photos in two folders, and the commands on the path."""
+def workplace(tmp_path: Path, warm_python: str) -> Path:
+    """A directory as a reader has it: photos in two folders, and the commands, warm in bin and fresh in fresh."""
     rng = np.random.default_rng(0)
     for name in ("cats", "dogs"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for i in range(12):
             pixels = rng.integers(0, 256, (40, 48, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.jpg")
-    commands = tmp_path / "bin"
-    commands.mkdir()
-    for name, module in (
-        ("momentum2", "-m momentum2"),
-        ("torchrun", "-m torch.distributed.run"),
-        ("python", ""),
-    ):
-        script = commands / name
-        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
-        script.chmod(0o755)
+    for folder, python in (("bin", warm_python), ("fresh", sys.executable)):
+        (tmp_path / folder).mkdir()
+        for name, module in (
+            ("momentum2", "-m momentum2"),
+            ("torchrun", "-m torch.distributed.run"),
+            ("python", ""),
+        ):
+            script = tmp_path / folder / name
+            script.write_text(f'#!/bin/sh\nexec "{python}" {module} "$@"\n')
+            script.chmod(0o755)
     return tmp_path
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
-def test_commands_of(page: Path, workplace: Path):
+def test_commands_of(page: Path, workplace: Path, warm_python: str):
     environment = dict(
         os.environ,
         PATH=f"{workplace / 'bin'}{os.pathsep}{os.environ['PATH']}",
@@ -89,17 +118,22 @@ def test_commands_of(page: Path, workplace: Path):
         XDG_CACHE_HOME=str(workplace / "cache"),
         OMP_NUM_THREADS="1",
     )
+    first = first_uses().values()
     for language, text in blocks(page):
         if language == "sh":
-            joined = text.replace("\\\n", " ")
-            script = "\n".join(shorter(line) for line in joined.splitlines())
+            fresh = f'PATH="{workplace / "fresh"}:$PATH" '
+            script = "\n".join(fresh * ((page, line) in first) + shorter(line) for line in lines_of(text))
             command = ["bash", "-euo", "pipefail", "-c", script]
         else:
-            command = [sys.executable, "-c", text]
+            command = [warm_python, "-c", text]
         result = subprocess.run(
-            command, cwd=workplace, env=environment, capture_output=True, text=True, timeout=300
+            command, cwd=workplace, env=environment, capture_output=True, text=True, timeout=1800
         )
         assert result.returncode == 0, f"{text}\n{result.stdout}\n{result.stderr}"
+
+
+def test_every_command_is_run():
+    assert {*first_uses(), *ELSEWHERE} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

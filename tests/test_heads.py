@@ -28,7 +28,7 @@ def test_mlp_without_norm_treats_samples_apart() -> None:
     torch.testing.assert_close(head(x)[:1], head(x[:1]))
 
 
-def test_simsiam_projector_ends_normalised() -> None:
+def test_simsiam_projector_ends_normalized() -> None:
     head = heads.simsiam_projector(7, 20, 5)
     assert kinds(head) == ["Linear", "BatchNorm1d", "ReLU"] * 2 + ["Linear", "BatchNorm1d"]
     assert [tuple(p.shape) for p in head.parameters()] == [
@@ -70,7 +70,7 @@ def test_classifier_starts_small() -> None:
     assert 0.0098 < linear.weight.std().item() < 0.0102
 
 
-def test_classifier_normalises_its_logits() -> None:
+def test_classifier_normalizes_its_logits() -> None:
     head = heads.classifier(7, 4)
     assert kinds(head) == ["Linear", "BatchNorm1d"]
     logits = head(100 * torch.randn(64, 7) + 30)

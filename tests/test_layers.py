@@ -1,6 +1,7 @@
 """Imports in the package go downward only."""
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,6 +129,21 @@ def test_no_relative_imports():
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             assert not (isinstance(node, ast.ImportFrom) and node.level), path
+
+
+def test_only_the_command_line_knows_flags():
+    """A mistake carries its setting, and the command line makes a flag of it: the sentence is right from Python too."""
+    # Commands as text are what these are about; the details of a report also have CSS variables.
+    exempt = {"cli", "recipes.py", "reproduce", "report/details.py"}
+    for path in PACKAGE.rglob("*.py"):
+        place = path.relative_to(PACKAGE)
+        if {place.parts[0], place.as_posix()} & exempt:
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                assert not re.search(r"--[a-z]", node.value), f"{place}:{node.lineno}: {node.value}"
 
 
 def test_only_the_command_line_reads_words():

@@ -7,7 +7,7 @@ import pytest
 from momentum2.config import Config, MethodConfig, TrainConfig
 from momentum2.errors import SettingError
 from momentum2.settings import override
-from momentum2.spelling import inexact, translate
+from momentum2.spelling import inexact, old_words, translate
 
 BASE = {"train.devices": "auto", "train.accumulate": 1}
 
@@ -36,6 +36,13 @@ def test_they_reach_the_settings():
     assert found == replace(
         base, train=replace(base.train, devices=4), method=MethodConfig(teacher_norm="local")
     )
+
+
+def test_a_renamed_setting():
+    assert override(Config(), {"views.colour": "0.5"}).views.color == 0.5
+    assert override(Config(), {"views.colour": "0.5", "views.color": "0.25"}).views.color == 0.25
+    assert list(old_words({"views.colour": "0.5"})) == ["views.colour is now views.color."]
+    assert not list(old_words({"views.color": "0.5"}))
 
 
 @pytest.mark.parametrize("value", ["x", "0", "-1", "1.5", True, None])

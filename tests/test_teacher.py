@@ -16,10 +16,10 @@ class Net(nn.Module):
         super().__init__()
         self.encoder = nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.Flatten())
         self.head = nn.Sequential(nn.Linear(width * 9, 4), nn.BatchNorm1d(4))
-        self.register_buffer("centre", torch.ones(4))
+        self.register_buffer("center", torch.ones(4))
 
     def forward(self, x):
-        return self.head(self.encoder(x)) - self.centre
+        return self.head(self.encoder(x)) - self.center
 
 
 @pytest.fixture
@@ -153,10 +153,10 @@ def test_starts_in_training_mode_after_a_student_in_evaluation_mode(student):
 
 def test_buffers_of_the_student_are_not_touched(student):
     teacher = MomentumTeacher(student)
-    student.centre.fill_(7)
+    student.center.fill_(7)
     nudge(student)
     teacher.update(student, weight=0.5)
-    assert torch.equal(teacher.network.centre, torch.ones(4))
+    assert torch.equal(teacher.network.center, torch.ones(4))
 
 
 def test_parameters_match_by_name_strictly(student):
@@ -181,7 +181,7 @@ def test_a_refused_update_changes_nothing(student):
 
 
 def test_an_unknown_history_is_refused(student):
-    with pytest.raises(UserError, match="choose local or global"):
+    with pytest.raises(UserError, match="Choose local or global"):
         MomentumTeacher(student, history="shared")
 
 

@@ -93,8 +93,8 @@ def _weights(start: Tensor, length: Tensor, extent: int, size: int, flip: Tensor
     output = torch.arange(size, device=start.device, dtype=torch.float32)[:, None] + 0.5
     pixel = torch.arange(extent, device=start.device, dtype=torch.float32)
     scale = length / size
-    centre = torch.where(flip, start + length - output * scale, start + output * scale) - 0.5  # (n, size, 1)
+    center = torch.where(flip, start + length - output * scale, start + output * scale) - 0.5  # (n, size, 1)
     outside = (pixel < start) | (pixel >= start + length)
     peak = outside.float().mul_(-1e9).add_(1)  # (n, 1, extent); not `where`, for which CUDA has to be waited
-    weights = (pixel - centre).abs_().div_(-scale.clamp(min=1)).add_(peak).clamp_(min=0)
+    weights = (pixel - center).abs_().div_(-scale.clamp(min=1)).add_(peak).clamp_(min=0)
     return weights.div_(weights.sum(2, keepdim=True))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from momentum2.augment.specs import ViewSpec
 
-_BLOCKS = 9  # Philox makes four 64-bit numbers a block: 36 numbers for every sample
+_BLOCKS = 9  # Philox makes four 64-bit numbers per block: 36 numbers for every sample
 _ORDERS = torch.tensor(list(permutations(range(4))))
 
 
@@ -32,10 +32,10 @@ class Draws:
         corner: (n, 2) float64 in [0, 1), where the crop lies between top and bottom, left and right.
         central: (n, 3) float64, the crop when no attempt fits: narrowest and widest ratio, share of the side.
         flip: (n,) bool.
-        jitter: (n,) bool, whether the colours are jittered.
+        jitter: (n,) bool, whether the colors are jittered.
         factors: (n, 4) float32, brightness, contrast, saturation (1 is neutral) and hue (0 is neutral).
         order: (n, 4) int64, the order in which those four are applied.
-        grey: (n,) bool.
+        gray: (n,) bool.
         blur: (n,) bool.
         sigma: (n,) float32, the blur's standard deviation in pixels.
         solarize: (n,) bool.
@@ -49,7 +49,7 @@ class Draws:
     jitter: Tensor
     factors: Tensor
     order: Tensor
-    grey: Tensor
+    gray: Tensor
     blur: Tensor
     sigma: Tensor
     solarize: Tensor
@@ -77,8 +77,8 @@ def draw(
     low = torch.tensor([max(0, 1 - brightness), max(0, 1 - contrast), max(0, 1 - saturation), -hue])
     high = torch.tensor([1 + brightness, 1 + contrast, 1 + saturation, hue])
     area, central = _between(u[:, :10], *spec.area), (*spec.ratio, 1.0)
-    if spec.centre is not None:
-        area, central = torch.full_like(area, torch.inf), (1.0, 1.0, spec.centre)  # no attempt fits
+    if spec.center is not None:
+        area, central = torch.full_like(area, torch.inf), (1.0, 1.0, spec.center)  # no attempt fits
     return Draws(
         area=area,
         ratio=_between(u[:, 10:20], *np.log(spec.ratio)).exp(),
@@ -88,7 +88,7 @@ def draw(
         jitter=u[:, 23] < spec.jitter_p,
         factors=_between(u[:, 24:28], low, high).float(),
         order=_ORDERS[(u[:, 28] * len(_ORDERS)).long()],
-        grey=u[:, 29] < spec.grey_p,
+        gray=u[:, 29] < spec.gray_p,
         blur=u[:, 30] < spec.blur_p,
         sigma=_between(u[:, 31], *spec.blur_sigma).float(),
         solarize=u[:, 32] < spec.solarize_p,

@@ -15,7 +15,7 @@ _LUMA = (0.2989, 0.587, 0.114)
 _STEEP = 1e9  # makes a clamped line a step
 
 
-def colour_jitter_(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
+def color_jitter_(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
     """Brightness, contrast, saturation and hue with factors (n, 4), in each sample's own order (n, 4).
 
     Fastest on samples that are sorted by `hue_place`.
@@ -24,11 +24,13 @@ def colour_jitter_(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
     if (place.diff() < 0).any():
         by_place = place.argsort(stable=True)
         index = on(images.device, by_place)
-        sorted_images = colour_jitter_(images.index_select(0, index), factors[by_place], order[by_place])
+        sorted_images = color_jitter_(images.index_select(0, index), factors[by_place], order[by_place])
         return images.index_copy_(0, index, sorted_images)
 
     chosen = factors.gather(1, order)  # the factor of the k-th operation
-    done = [int((place <= k).sum()) for k in range(3)]  # so many come first with their hue at place <= k
+    done = [
+        int((place <= k).sum()) for k in range(3)
+    ]  # the number that come first, with their hue at place <= k
     for k in range(3):  # what comes before the hue ...
         blend_(images[done[k] :], chosen[done[k] :, k], order[done[k] :, k])
     hue_(images, factors[:, HUE])
@@ -45,12 +47,12 @@ def hue_place(order: Tensor) -> Tensor:
 def blend_(images: Tensor, factor: Tensor, operation: Tensor) -> Tensor:
     """Brightness, contrast or saturation: factor * image + (1 - factor) * other, clamped.
 
-    The other image is black for BRIGHTNESS, the mean grey for CONTRAST, the image's own grey for SATURATION.
+    The other image is black for BRIGHTNESS, the mean gray for CONTRAST, the image's own gray for SATURATION.
     """
     if len(images) == 0:
         return images
     contrast, saturation = ((operation == which) * (1 - factor) for which in (CONTRAST, SATURATION))
-    other = grey(images)
+    other = gray(images)
     mean = other.mean(3).mean(2)[..., None, None]
     other.mul_(_each(saturation, images)).add_(mean.mul_(_each(contrast, images)))
     return images.mul_(_each(factor, images)).add_(other).clamp_(0, 1)
@@ -82,7 +84,7 @@ def hue_(images: Tensor, shift: Tensor) -> Tensor:
     return torch.clamp(images, low, high, out=images)
 
 
-def grey(images: Tensor) -> Tensor:
+def gray(images: Tensor) -> Tensor:
     """(n, 1, H, W): the luma of the images."""
     red, green, blue = images[:, 0:1], images[:, 1:2], images[:, 2:3]
     return (red * _LUMA[0]).add_(green, alpha=_LUMA[1]).add_(blue, alpha=_LUMA[2])
@@ -111,7 +113,7 @@ def solarize(images: Tensor) -> Tensor:
     return torch.minimum(images, 1 - images)
 
 
-def normalise_(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+def normalize_(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Subtracts the channels' mean, then divides by their std."""
     offset, scale = (on(images.device, torch.tensor(v))[:, None, None] for v in (mean, std))
     return images.sub_(offset).div_(scale)

@@ -21,7 +21,7 @@ def render(
     specs: Sequence[ViewSpec],
     channels_last: bool = False,
 ) -> list[Tensor]:
-    """The views of n samples, each (n, 3, size, size) float32, normalised.
+    """The views of n samples, each (n, 3, size, size) float32, normalized.
 
     Args:
         images: One (n, 3, H, W) uint8 tensor of whole images, from which every view takes its own crops; or
@@ -48,7 +48,7 @@ def _view(images: Tensor, draws: Draws, spec: ViewSpec, whole: bool, channels_la
     place = torch.where(draws.jitter, ops.hue_place(draws.order), 4)
     chunk = max(1, _CHUNK // (3 * spec.size**2)) if device.type == "cpu" else n
     for start in range(0, n, chunk):
-        # Sorted so that the colour jitter works on contiguous samples.
+        # Sorted so that the color jitter works on contiguous samples.
         order = place[start : start + chunk].argsort(stable=True)
         index = start + order
         own = draws[index]
@@ -56,7 +56,7 @@ def _view(images: Tensor, draws: Draws, spec: ViewSpec, whole: bool, channels_la
             x = _mirrored(images, own.flip, index)
         else:
             x = resized_crop(images, boxes[index], spec.size, own.flip, index)
-        x = ops.normalise_(_augment_(x, own, spec), spec.mean, spec.std)
+        x = ops.normalize_(_augment_(x, own, spec), spec.mean, spec.std)
         out[start : start + chunk] = x.index_select(0, on(device, order.argsort()))
     return out
 
@@ -70,11 +70,11 @@ def _mirrored(crops: Tensor, flip: Tensor, index: Tensor) -> Tensor:
 
 
 def _augment_(x: Tensor, draws: Draws, spec: ViewSpec) -> Tensor:
-    """Colour, blur and solarize, each for the samples that drew it; those with jitter come first."""
+    """Color, blur and solarize, each for the samples that drew it; those with jitter come first."""
     jittered = int(draws.jitter.sum())
     if jittered:
-        ops.colour_jitter_(x[:jittered], draws.factors[:jittered], draws.order[:jittered])
-    x = _apply(x, draws.grey, lambda some, _: ops.grey(some).repeat(1, 3, 1, 1))
+        ops.color_jitter_(x[:jittered], draws.factors[:jittered], draws.order[:jittered])
+    x = _apply(x, draws.gray, lambda some, _: ops.gray(some).repeat(1, 3, 1, 1))
     x = _apply(
         x, draws.blur, lambda some, index: ops.gaussian_blur(some, draws.sigma[index], spec.blur_kernel)
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from momentum2.config import ViewsConfig
-from momentum2.errors import UserError
+from momentum2.errors import SettingError
 
 #: Views of at most this side are not blurred and are not cut from less than a fifth of the image.
 SMALL = 64
@@ -18,11 +18,11 @@ class ViewSpec:
         size: Side in pixels of the square view.
         area: Smallest and largest area of the random crop, as shares of the image.
         ratio: Narrowest and widest crop, width over height.
-        centre: If given, no random crop: the central square with this share of the shorter side.
+        center: If given, no random crop: the central square with this share of the shorter side.
         flip_p: Probability of a horizontal flip.
         jitter: Strengths of brightness, contrast, saturation and hue.
-        jitter_p: Probability of the colour jitter.
-        grey_p: Probability of losing all colour.
+        jitter_p: Probability of the color jitter.
+        gray_p: Probability of losing all color.
         blur_p: Probability of a Gaussian blur.
         blur_sigma: Smallest and largest standard deviation of the blur in pixels.
         blur_kernel: Number of taps of the blur (odd).
@@ -34,11 +34,11 @@ class ViewSpec:
     size: int
     area: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    centre: float | None = None
+    center: float | None = None
     flip_p: float = 0.5
     jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     jitter_p: float = 0.0
-    grey_p: float = 0.0
+    gray_p: float = 0.0
     blur_p: float = 0.0
     blur_sigma: tuple[float, float] = (0.1, 2.0)
     blur_kernel: int = 1
@@ -54,19 +54,21 @@ def view_specs(views: ViewsConfig, image_size: int) -> tuple[ViewSpec, ...]:
     random crop covers at least 0.2 of the image (multicrop's large crops: 0.3).
     """
     if image_size < 1:
-        raise UserError(f"The image size is {image_size}: give data.image_size a positive number of pixels.")
+        raise SettingError("data.image_size", f"must be at least 1, not {image_size}.")
     if views.crop_min is not None and not 0 < views.crop_min <= 1:
-        raise UserError(f"views.crop_min is {views.crop_min}: give a share of the image's area in (0, 1].")
-    if min(views.colour, views.blur, views.solarize) < 0:
-        raise UserError(
-            "views.colour, views.blur and views.solarize multiply a recipe's own strengths: give 0 or more."
+        raise SettingError(
+            "views.crop_min",
+            f"must be a share of the image's area, above 0 and at most 1, not {views.crop_min}.",
         )
+    for name in ("color", "blur", "solarize"):
+        if getattr(views, name) < 0:
+            raise SettingError(f"views.{name}", f"must be at least 0, not {getattr(views, name):g}.")
     return _RECIPES[views.recipe](views, image_size)
 
 
 def _byol(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
     """The paper's two views: they differ in blur (1.0, 0.1) and solarize (0, 0.2)."""
-    base = replace(_coloured(views, size, (0.4, 0.4, 0.2, 0.1)), area=_area(views, size, 0.08))
+    base = replace(_colored(views, size, (0.4, 0.4, 0.2, 0.1)), area=_area(views, size, 0.08))
     return (
         replace(base, blur_p=_blur_p(views, size, 1.0)),
         replace(base, blur_p=_blur_p(views, size, 0.1), solarize_p=min(1.0, 0.2 * views.solarize)),
@@ -76,7 +78,7 @@ def _byol(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
 def _moco_v2(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
     """Two views of one kind: stronger saturation, blur half of the time, crops of at least 0.2."""
     view = replace(
-        _coloured(views, size, (0.4, 0.4, 0.4, 0.1)),
+        _colored(views, size, (0.4, 0.4, 0.4, 0.1)),
         area=_area(views, size, 0.2),
         blur_p=_blur_p(views, size, 0.5),
     )
@@ -84,9 +86,9 @@ def _moco_v2(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
 
 
 def _simclr(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
-    """Two views of one kind: twice the colour jitter of the others, blur half of the time."""
+    """Two views of one kind: twice the color jitter of the others, blur half of the time."""
     view = replace(
-        _coloured(views, size, (0.8, 0.8, 0.8, 0.2)),
+        _colored(views, size, (0.8, 0.8, 0.8, 0.2)),
         area=_area(views, size, 0.08),
         blur_p=_blur_p(views, size, 0.5),
     )
@@ -100,7 +102,7 @@ def _supervised(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
 
 def _evaluation(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
     """One view without randomness: the central 224/256 of the shorter side; of a small image, all of it."""
-    return (ViewSpec(size, centre=1.0 if size <= SMALL else 224 / 256, flip_p=0.0),)
+    return (ViewSpec(size, center=1.0 if size <= SMALL else 224 / 256, flip_p=0.0),)
 
 
 def _multicrop(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
@@ -108,14 +110,15 @@ def _multicrop(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
 
     The small views are blurred half of the time and never solarized.
     """
-    if views.small_crops and not (views.small_crops > 0 and 0 < views.small_size <= size):
-        raise UserError(
-            f"multicrop with {views.small_crops} crops of {views.small_size} pixels: give views.small_crops "
-            f"0 or more, and views.small_size at most the image size, {size}."
+    if views.small_crops < 0:
+        raise SettingError("views.small_crops", f"must be at least 0, not {views.small_crops}.")
+    if views.small_crops and not 0 < views.small_size <= size:
+        raise SettingError(
+            "views.small_size", f"must be from 1 to {size}, the image size, not {views.small_size}."
         )
     area = _area(views, size, 0.14 if size > SMALL else 0.3)
     small = replace(
-        _coloured(views, views.small_size, (0.4, 0.4, 0.2, 0.1)),
+        _colored(views, views.small_size, (0.4, 0.4, 0.2, 0.1)),
         area=(area[0] * 5 / 14, area[0]),
         blur_p=_blur_p(views, views.small_size, 0.5),
     )
@@ -133,13 +136,13 @@ _RECIPES: dict[str, Callable[[ViewsConfig, int], tuple[ViewSpec, ...]]] = {
 }
 
 
-def _coloured(views: ViewsConfig, size: int, jitter: tuple[float, float, float, float]) -> ViewSpec:
-    brightness, contrast, saturation, hue = (strength * views.colour for strength in jitter)
+def _colored(views: ViewsConfig, size: int, jitter: tuple[float, float, float, float]) -> ViewSpec:
+    brightness, contrast, saturation, hue = (strength * views.color for strength in jitter)
     return ViewSpec(
         size,
         jitter=(brightness, contrast, saturation, min(hue, 0.5)),
         jitter_p=0.8,
-        grey_p=0.2,
+        gray_p=0.2,
         blur_kernel=size // 10 // 2 * 2 + 1,  # a tenth of the side: 23 taps at 224 pixels, 9 at 96
     )
 

@@ -1,7 +1,6 @@
 """Every command: its options, and the function that they go to. What a command needs is imported when it is used."""
 
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from momentum2.cli.options import ConfigFile, Options, Positional, Words
 from momentum2.config import Config, Count, Limits, Network, Resume
 from momentum2.errors import UserError
-from momentum2.spelling import old_words
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -89,7 +87,7 @@ class PlanOptions:
 
 
 def plan(words: Words) -> int:
-    """Show what a recipe comes to."""
+    """Show what a recipe resolves to."""
     options, config = words.read(PlanOptions()), _config(words)
     from momentum2 import api
     from momentum2.training.device import keep_large_blocks
@@ -131,7 +129,7 @@ class ViewsOptions:
     """What is drawn.
 
     Args:
-        out: The picture to write.
+        out: The image file to write.
         count: Number of images.
     """
 
@@ -171,8 +169,6 @@ def _config(words: Words) -> Config:
     from momentum2.recipes import configure, find
 
     name = words.at_most_one() if "config" in words.options else words.one()
-    for sentence in old_words(words.settings):
-        _warn(sentence)
     with words.naming_files():
         return configure(None if name is None else find(name), words.settings)
 
@@ -182,11 +178,11 @@ def _config(words: Words) -> Config:
 
 @dataclass(frozen=True)
 class ImagesOption:
-    """The images, in one word.
+    """The images.
 
     Args:
-        data: A folder of images, an archive, a list file, or shapes (default: the run's eval_data); the settings
-            data.name, data.root and so on say the same at length.
+        data: A folder of images, an archive, a list file, or shapes (default: the run's eval_data). For more
+            control, use data.name, data.root and so on.
     """
 
     data: str | None = None
@@ -286,11 +282,11 @@ def detect(words: Words) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("faster_coco_eval"):
             raise
-        raise UserError("momentum2 detect needs its extra: pip install 'momentum2[detection]'.") from None
+        raise UserError("momentum2 detect needs its extra. Run pip install 'momentum2[detection]'.") from None
     run, options = words.at_most_one(), words.read(DetectOptions())
     if options.eval_only or options.images is not None:
         if run is None:
-            raise UserError("Name the run of the fine-tuned detector: momentum2 detect RUN --eval-only.")
+            raise UserError("Missing argument RUN: the run of the fine-tuned detector.")
         out = Path(options.out) if options.out else None
         with words.naming_files():
             if options.images is None:
@@ -318,15 +314,15 @@ class ExportOptions:
         format: The tool: torchvision, timm, detectron2, onnx or huggingface.
         out: The folder to write; it must not exist yet.
         network: teacher (where there is one) or student.
-        recalibrate: Images on which the batch-norm statistics are measured again.
-        licence: Licence of the weights, for the model card.
+        recalibrate: Images on which to measure the batch-norm statistics again.
+        license: License of the weights, for the model card.
     """
 
     format: str | None = None
     out: str | None = None
     network: Network | None = None
     recalibrate: str | None = None
-    licence: str = "unknown"
+    license: str = "unknown"
 
 
 def export(words: Words) -> int:
@@ -339,7 +335,7 @@ def export(words: Words) -> int:
         raise UserError(f"Choose a format with --format: {', '.join(FORMATS)}.")
     out = _out(o.out, "Choose a folder with --out FOLDER.")
     lines = api.export_encoder(
-        source, o.format, out, network=o.network, recalibrate=o.recalibrate, license=o.licence
+        source, o.format, out, network=o.network, recalibrate=o.recalibrate, license=o.license
     )
     print(f"Wrote {out}. To load it:\n\n{lines}")
     return 0
@@ -378,7 +374,7 @@ class WatchOptions:
     """Where the page is served.
 
     Args:
-        port: Port on 127.0.0.1; 0 takes a free one.
+        port: Port on 127.0.0.1; 0 picks a free one.
     """
 
     port: Annotated[int, Limits(0, 65535)] = 8010
@@ -439,12 +435,6 @@ def _say(text: str) -> None:
         print(text)
 
 
-def _warn(text: str) -> None:
-    """Say once what works but should be spelled otherwise."""
-    if _is_first():
-        print(f"momentum2: {text}", file=sys.stderr)
-
-
 def _is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
@@ -468,7 +458,7 @@ COMMANDS: dict[str, Command] = {
         _recipe_defaults,
     ),
     "views": Command(
-        "Write a picture of some images and, beside each, the views that the network sees.",
+        "Draw some images and, beside each, the views that the network sees.",
         "DATA --out views.png [options]",
         lambda: Options(_DATA, (ViewsOptions(), ConfigFile()), Config()),
         views,
@@ -500,9 +490,9 @@ COMMANDS: dict[str, Command] = {
     ),
     "detect": Command(
         "Fine-tune a detector on an encoder, or use one; COCO and LVIS metrics. RUN is a run directory or a file of "
-        "weights; the same command resumes. The defaults are those of --model and --data.name: the paper's for coco "
-        "and lvis, minutes on a laptop for shapes. With --eval-only or --images, RUN is the --out of an earlier "
-        "fine-tuning.",
+        "weights; the same command resumes. The defaults depend on --model and --data.name: the paper's for coco "
+        "and lvis, minutes on a laptop for shapes. With --eval-only or --images, RUN is the run directory of "
+        "an earlier fine-tuning.",
         "[RUN] --out DIR [options]\nRUN --eval-only [options]\nRUN --images FOLDER [options]",
         _detect_options,
         detect,
@@ -530,7 +520,7 @@ COMMANDS: dict[str, Command] = {
         "Run a table of the paper, and print it beside the paper's numbers. Each row is run with each seed, and what "
         "is finished is not run again: the same command resumes after any interruption. smoke takes minutes on the "
         "embedded shapes and shows that everything works; cifar is the same comparison on CIFAR-10 (image files in "
-        "train/ and test/), for two CPU cores and a night: some 40 minutes for a row with a seed; paper has the "
+        "train/ and test/), for two CPU cores overnight, about 40 minutes per row and seed; paper has the "
         "published settings.",
         "TABLE [--scale smoke|cifar|paper] [options]",
         _reproduce_options,

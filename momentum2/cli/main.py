@@ -68,6 +68,9 @@ def _run(arguments: list[str]) -> int:
             options.fill(parser, COMMANDS[name].defaults(words))
             parser.print_help()
             return 0
+        if os.environ.get("RANK", "0") == "0":
+            for sentence in words.old:
+                _say(sentence, 0)
         return COMMANDS[name].run(words)
     except SaidElsewhere:
         return 2
@@ -102,7 +105,7 @@ def _find(arguments: list[str]) -> tuple[str, list[str]]:
     first, names = arguments[0], list(dict.fromkeys(name.split()[0] for name in COMMANDS))
     if first in names:
         kinds = [name.split()[1] for name in COMMANDS if name.startswith(f"{first} ")]
-        given = f" {arguments[1]!r} is none." if arguments[1:] else ""
+        given = f" {arguments[1]!r} is not one of them." if arguments[1:] else ""
         raise UserError(f"Choose what to {first}: {', '.join(kinds[:-1])} or {kinds[-1]}.{given}")
     if first.startswith("-"):
         raise UserError(f"Choose a command before {first}: {', '.join(names)}.")
@@ -132,7 +135,7 @@ def _completion(shell: str) -> str:
     try:
         import shtab
     except ModuleNotFoundError:
-        raise UserError("Completions need their extra: pip install 'momentum2[completion]'.") from None
+        raise UserError("Completions need their extra. Run pip install 'momentum2[completion]'.") from None
     if shell not in shtab.SUPPORTED_SHELLS:
         shells = "|".join(shtab.SUPPORTED_SHELLS)
         raise UserError(f"Choose a shell: momentum2 --print-completion {shells}.")

@@ -25,6 +25,7 @@ from momentum2.settings import (
     takes_none,
     words_of,
 )
+from momentum2.spelling import OLD_OPTIONS, old_words
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -39,7 +40,7 @@ class ConfigFile:
     """Settings from a file.
 
     Args:
-        config: YAML file of settings, such as a run's config.yaml; a flag wins over it, and a later file over it too.
+        config: YAML file of settings, such as a run's config.yaml. Flags win over files, later files over earlier.
     """
 
     config: str | None = None
@@ -72,6 +73,7 @@ class Words:
         settings: Given settings by name, from files and flags; a flag wins over a file.
         files: The file of each setting that no flag gave.
         help: Whether help was asked for.
+        old: A sentence for each option that is spelled differently today.
     """
 
     command: str
@@ -81,6 +83,7 @@ class Words:
     settings: dict[str, object]
     files: dict[str, Path]
     help: bool
+    old: tuple[str, ...] = ()
 
     def read(self, base: S) -> S:
         """The command's own options that are fields of `base`; what was not given is as in `base`."""
@@ -153,10 +156,10 @@ class Options:
         return (leaves(type(self.settings)) if self.settings else {}) | self.own
 
     def parse(self, command: str, arguments: Sequence[str]) -> Words:
-        """Tell options from other words, in any order; a `UserError` for an option that `command` has not."""
+        """Tell options from other words, in any order; a `UserError` for an option that `command` does not have."""
         words, own = deque(arguments), self.own
         named, files, help_wanted = list[str](), list[Path](), False
-        options, settings = dict[str, object](), dict[str, object]()
+        options, settings, old = dict[str, object](), dict[str, object](), list[str]()
         while words:
             word = words.popleft()
             if word == "--":
@@ -167,7 +170,7 @@ class Options:
             elif not word.startswith("-") or word == "-":
                 named.append(word)
             else:
-                name, value = self._option(word, words)
+                name, value = self._option(word, words, old)
                 (options if name in own else settings)[name] = value
                 if name == "config" and value is not None:
                     files.append(Path(value))
@@ -176,14 +179,19 @@ class Options:
             found = read_settings(file)
             in_files |= found
             origin |= {name: file for name in found if name not in settings}
+        settings = in_files | settings
+        old += old_words(settings)
         return Words(
-            command, self.positional, tuple(named), options, in_files | settings, origin, help_wanted
+            command, self.positional, tuple(named), options, settings, origin, help_wanted, tuple(old)
         )
 
-    def _option(self, word: str, rest: deque[str]) -> tuple[str, str | None]:
+    def _option(self, word: str, rest: deque[str], old: list[str]) -> tuple[str, str | None]:
         """Name and value of an option, whose value may be the next word; None for the word none, where that is one."""
         name, has_value, value = word.removeprefix("-").removeprefix("-").partition("=")
         name, known = name.replace("-", "_"), self.known
+        if name not in known and OLD_OPTIONS.get(name) in known:
+            old.append(f"--{name} is now --{OLD_OPTIONS[name]}.")
+            name = OLD_OPTIONS[name]
         hint = known.get(name)
         # A name with a section may be one of an older version, which the settings know; objects are given by Python.
         recorded = name.startswith("objects.")

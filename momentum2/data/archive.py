@@ -13,7 +13,7 @@ import numpy as np
 from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.images import BadImage, Encoded, refuse_large
 from momentum2.data.layout import SPLITS, choose_split, is_hidden, is_image, labels_from_folders
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
 
 
 class Archive(Dataset):
@@ -70,15 +70,16 @@ class Archive(Dataset):
 def open_archive(path: Path, split: str) -> Archive:
     """Images in an uncompressed .tar or a .zip; folders inside mean what they mean on disk."""
     if not path.is_file():
-        raise UserError(f"{path} is not a file: give the .tar or .zip with --data.root.")
+        raise SettingError("data.root", f"{path} is not a file. Pass a .tar or .zip.")
     members = [
         (name, place, size)
         for name, place, size in (_zip_members if zipfile.is_zipfile(path) else _tar_members)(path)
         if is_image(name) and not any(is_hidden(part) for part in name.split("/"))
     ]
     if not members:
-        raise UserError(
-            f"There are no images in {path}: it should hold files ending in .jpg, .png or the like."
+        raise SettingError(
+            "data.root",
+            f"{path} contains no images. It should contain files ending in .jpg, .png or similar.",
         )
     members.sort()
     names = [name for name, _, _ in members]
@@ -112,6 +113,6 @@ def _tar_members(path: Path) -> Iterator[tuple[str, int, int]]:
                     yield member.name.removeprefix("./"), data.offset_data, data.size
     except (tarfile.TarError, KeyError) as error:
         raise UserError(
-            f"{path} cannot be read in place ({error}): give an uncompressed .tar or a .zip;"
-            " a compressed one (.tar.gz, .tar.xz) must be decompressed once, for example with gunzip or unxz."
+            f"{path} cannot be read in place ({error}). Use a .zip or an uncompressed .tar; decompress a .tar.gz or "
+            ".tar.xz first, for example with gunzip or unxz."
         ) from error

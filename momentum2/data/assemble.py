@@ -14,9 +14,9 @@ from momentum2.data.images import BadImage, Picture, Pixels
 from momentum2.data.workers import SharedMemory
 from momentum2.errors import UserError
 
-#: Whole images travel if they have at most so many times the pixels of the views made from them.
+#: Whole images travel if they have at most this many times the pixels of the views made from them.
 _WHOLE = 4
-#: A JPEG is decoded at a reduced size if that leaves every crop at least so many times the view's side.
+#: A JPEG is decoded at a reduced size if that leaves every crop at least this many times the view's side.
 _MARGIN = 1.5
 
 Images = NDArray[np.uint8]  # (n, height, width, 3)
@@ -124,7 +124,7 @@ class Assemble:
                 self._crop(picture, [of_view[row] for of_view in boxes], rooms)
             except BadImage as reason:  # the header was fine, the rest is not
                 self.dataset.bad[int(taken[row])] = str(reason)
-                taken[row] = self._crop_neighbour(int(taken[row]), [d[row : row + 1] for d in draws], rooms)
+                taken[row] = self._crop_neighbor(int(taken[row]), [d[row : row + 1] for d in draws], rooms)
         return taken
 
     def _crop(self, picture: Picture, boxes: list[list[int]], rooms: list[Pixels]) -> None:
@@ -136,7 +136,7 @@ class Assemble:
             box = (top / scale, left / scale, height / scale, width / scale)
             room[:] = resized_crop_one(pixels, box, spec.size)
 
-    def _crop_neighbour(self, index: int, draws: list[Draws], rooms: list[Pixels]) -> int:
+    def _crop_neighbor(self, index: int, draws: list[Draws], rooms: list[Pixels]) -> int:
         self.dataset.check_bad()
 
         def crop(picture: Picture) -> None:

@@ -22,12 +22,12 @@ def report_bad(dataset: Dataset, found: Mapping[int, str], path: Path | None) ->
     if listed == len(named):  # the first ones
         name, reason = next(iter(named.items()))
         logging.getLogger("momentum2").warning(
-            "%s cannot be read (%s): %s lists it, and others if there are.", _one_line(name), reason, path
+            "Cannot read %s (%s). Unreadable images are listed in %s.", _one_line(name), reason, path
         )
 
 
 def _list(found: Mapping[str, str], path: Path) -> int:
-    """Add lines `name<tab>reason` for the names that have none yet; returns how many lines there are."""
+    """Add lines `name<tab>reason` for the names that have none yet; returns the number of lines."""
     path.parent.mkdir(parents=True, exist_ok=True)  # on a machine that does not share the run directory
     with path.open("a+", encoding="utf-8", errors="surrogateescape") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from momentum2.data.dataset import FixedSize, Ints
 from momentum2.data.images import Pixels
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
 
 #: What reading files that are not as published can raise, unpickling included.
 _DAMAGE = (
@@ -93,7 +93,7 @@ def open_cifar(root: Path, split: str, classes: int) -> Cifar:
         _check_labels(labels, len(images), class_names)
     except _DAMAGE as error:
         raise UserError(
-            f"CIFAR-{classes} in {folder} is incomplete or damaged ({error}): fetch it again."
+            f"CIFAR-{classes} in {folder} is incomplete or corrupt ({error}). Download it again."
         ) from error
     return Cifar(images, labels, class_names, split)
 
@@ -112,7 +112,9 @@ def open_stl10(root: Path, split: str) -> Stl10:
         if labels is not None:
             _check_labels(labels, len(dataset), classes)
     except _DAMAGE as error:
-        raise UserError(f"STL-10 in {folder} is incomplete or damaged ({error}): fetch it again.") from error
+        raise UserError(
+            f"STL-10 in {folder} is incomplete or corrupt ({error}). Download it again."
+        ) from error
     return dataset
 
 
@@ -125,16 +127,17 @@ def _check_labels(labels: Ints, images: int, classes: list[str]) -> None:
 
 def _check_split(what: str, split: str, splits: tuple[str, ...]) -> None:
     if split not in splits:
-        raise UserError(f"{what} has no split {split!r}: choose one of {', '.join(splits)}.")
+        raise UserError(f"{what} has no split {split!r}. Choose one of {', '.join(splits)}.")
 
 
 def _find(root: Path, folders: tuple[str, ...], name: str) -> Path:
     for folder in (*(root / folder for folder in folders), *([root] if root.name in folders else [])):
         if folder.is_dir():
             return folder
-    raise UserError(
-        f"There is no {' or '.join(folders)} in {root}:"
-        f" point --data.root at the folder that holds it, or add --data.download true to fetch {name}."
+    raise SettingError(
+        "data.root",
+        f"{root} contains no {' or '.join(folders)}. Pass the folder that does, or set download to true to fetch "
+        f"{name}.",
     )
 
 

@@ -19,10 +19,10 @@ from momentum2.config import Cache
 from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.images import Array, BadImage, Picture, Pixels
 from momentum2.data.packing import decode, pack
-from momentum2.errors import UserError
+from momentum2.errors import SettingError
 
 _FORMAT = 1  # part of the key: raise it when other pixels come out of the same files
-_SHARE = 0.25  # of the memory that a cache may take to be made of its own accord
+_SHARE = 0.25  # of the memory: the largest cache that auto makes
 
 
 class Packed(Dataset):
@@ -69,7 +69,7 @@ class Packed(Dataset):
 
 
 def packed(dataset: Dataset, kind: str, cache: Cache, directory: str | None) -> Dataset:
-    """`dataset` from its cache, which is made if need be; the data set itself where there is to be none."""
+    """`dataset` from its cache, which is made if needed; the data set itself if it is not cached."""
     if cache == "off" or dataset.in_memory:
         return dataset
     base = Path(directory).expanduser() if directory else _user_cache()
@@ -86,11 +86,11 @@ def packed(dataset: Dataset, kind: str, cache: Cache, directory: str | None) -> 
                 pack(dataset, folder, estimate)
     except OSError as error:
         if cache == "auto":
-            logging.getLogger("momentum2").warning("The images are not cached: %s.", error)
+            logging.getLogger("momentum2").warning("The images are not cached (%s).", error)
             return dataset
-        raise UserError(
-            f"The image cache in {base} cannot be written ({error}):"
-            " choose another place with --data.cache_dir, or --data.cache off."
+        raise SettingError(
+            "data.cache_dir",
+            f"{base} cannot be written ({error}). Choose another folder, or turn the cache off.",
         ) from error
     return Packed(dataset, folder)
 
@@ -136,9 +136,10 @@ def _fits(base: Path, estimate: int, cache: Cache) -> bool:
         return True
     if cache == "auto":
         return False
-    raise UserError(
-        f"The decoded images need about {estimate / 1e9:.1f} GB and {base} has {free / 1e9:.1f} GB free:"
-        " choose another place with --data.cache_dir, or --data.cache off."
+    raise SettingError(
+        "data.cache_dir",
+        f"{base} has {free / 1e9:.1f} GB free, but the decoded images need about {estimate / 1e9:.1f} GB. Choose "
+        "another folder, or turn the cache off.",
     )
 
 

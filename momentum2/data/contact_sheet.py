@@ -1,4 +1,4 @@
-"""A picture of what the network sees: some images and, beside each, its views."""
+"""A drawing of what the network sees: some images and, beside each, its views."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from momentum2.config import Config
 from momentum2.data.images import Pixels
 from momentum2.data.loader import Loader
 from momentum2.data.opening import open_dataset
-from momentum2.errors import UserError
+from momentum2.errors import SettingError
 
 _TILE = 96  # smaller views are enlarged, pixel by pixel, to about this
 _GAP = 4
@@ -38,13 +38,13 @@ def write_views(config: Config, out_path: Path, count: int = 8) -> None:
     try:
         Image.fromarray(_sheet(rows)).save(out_path)
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"The views cannot be written to {out_path} ({error}): name a .png in a folder that exists."
+        raise SettingError(
+            "out", f"{out_path} cannot be written ({error}). Choose a .png in a folder that exists."
         ) from error
 
 
 def _to_pixels(view: Tensor, spec: ViewSpec) -> Pixels:
-    """(n, 3, size, size) normalised to (n, size, size, 3) uint8."""
+    """(n, 3, size, size) normalized to (n, size, size, 3) uint8."""
     mean, std = (torch.tensor(value).view(3, 1, 1) for value in (spec.mean, spec.std))
     pixels: Pixels = ((view * std + mean) * 255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()
     return pixels

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from momentum2.data.images import Array, BadImage, Picture, Pixels
-from momentum2.errors import UserError
+from momentum2.errors import SettingError
 
 Ints = NDArray[np.int64]
 T = TypeVar("T")
@@ -108,11 +108,11 @@ class Dataset(ABC):
         count = max(len(self.bad), listed)
         if count > self.max_bad_fraction * len(self) or count == len(self):
             first = min(self.bad)
-            where = f"; all are listed in {listed_in}" if listed_in else ""
-            raise UserError(
-                f"{count:,} of {len(self):,} images cannot be read (data.max_bad_fraction is"
-                f" {self.max_bad_fraction:g}), such as {self.names[first]} ({self.bad[first]}){where}:"
-                " mend or remove them, or raise --data.max_bad_fraction."
+            where = f" All are listed in {listed_in}." if listed_in else ""
+            raise SettingError(
+                "data.max_bad_fraction",
+                f"is {self.max_bad_fraction:g}, but {count:,} of {len(self):,} images cannot be read, such as "
+                f"{self.names[first]} ({self.bad[first]}).{where} Repair or remove them, or raise this limit.",
             )
 
 

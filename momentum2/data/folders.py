@@ -10,7 +10,7 @@ import numpy as np
 from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.images import BadImage, Encoded, refuse_large
 from momentum2.data.layout import SPLITS, choose_split, is_hidden, is_image, labels_from_folders
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
 
 
 class Files(Dataset):
@@ -43,11 +43,11 @@ class Files(Dataset):
 def open_folder(root: Path, split: str) -> Files:
     """All images below `root`/`split`, or below `root` if it has no splits; classes are the folders there."""
     if not root.is_dir():
-        raise UserError(f"{root} is not a folder: give the folder of images with --data.root.")
+        raise SettingError("data.root", f"{root} is not a folder. Pass the folder of images.")
     folder = choose_split(_subfolders(root), split, str(root))
     inside = list(_walk(root / folder))
     if not inside:
-        raise UserError(f"There are no images in {root / folder} ({_what_is_in(root / folder)}).")
+        raise SettingError("data.root", f"{root / folder} contains no images ({_what_is_in(root / folder)}).")
     classes: set[str] = set()
     if folder:  # the same numbering in every split, also where one lacks a class
         classes.update(*(_subfolders(root / other) for other in _subfolders(root) if other in SPLITS))
@@ -56,36 +56,37 @@ def open_folder(root: Path, split: str) -> Files:
 
 
 def open_imagenet(root: Path, split: str) -> Files:
-    """ImageNet as it is usually laid out: train/ and val/ with one folder a class; "test" is val."""
+    """ImageNet as it is usually laid out: train/ and val/ with one folder per class; "test" is val."""
     if split == "test" and (root / "val").is_dir() and not (root / "test").is_dir():
         split = "val"
     files = open_folder(root, split)
     if files.labels is None:
-        raise UserError(
-            f"{root} is not in ImageNet's layout, images lie outside class folders:"
-            f" move them into {root}/{split}/CLASS/, or use --data.name folder."
+        raise SettingError(
+            "data.root",
+            f"{root} is not in ImageNet's layout: some images are outside class folders. Move them into "
+            f'{root}/{split}/CLASS/, or use the data set "folder".',
         )
     return files
 
 
 def open_list(path: Path, split: str) -> Files:
-    """Paths in a text file, one a line, each perhaps followed by a label; relative to the file.
+    """Paths in a text file, one per line, each optionally followed by a label; relative to the file.
 
-    `path` is the file, or a folder with one file a split (train.txt, test.txt).
+    `path` is the file, or a folder with one file per split (train.txt, test.txt).
     """
     lists = {file.stem: file for file in sorted(path.glob("*.txt"))} if path.is_dir() else {"train": path}
     if split not in lists or not lists[split].is_file():
-        raise UserError(
-            f"There is no list of images for split {split!r} at {path}"
-            f" (found: {', '.join(lists) or 'no .txt file'}):"
-            f" --data.root should be a text file of paths, or a folder with {split}.txt."
+        raise SettingError(
+            "data.root",
+            f"{path} has no list of images for split {split!r} (found: {', '.join(lists) or 'no .txt file'}). "
+            f"Pass a text file of paths, or a folder with {split}.txt.",
         )
     rows = {name: _read_list(file) for name, file in lists.items()}
     words = [label for _, label in rows[split]]
     if None in words:
         if any(word is not None for word in words):
             raise UserError(
-                f"In {lists[split]} some lines have a label and some have none: give all or none."
+                f"Some lines of {lists[split]} have a label and some do not. Label all of them or none."
             )
         return Files(lists[split].parent, (name for name, _ in rows[split]), None, None)
     every = {label for part in rows.values() for _, label in part if label is not None}
@@ -102,7 +103,7 @@ def _read_list(path: Path) -> list[tuple[str, str | None]]:
         raise UserError(f"{path} cannot be read as a list of paths ({error}).") from error
     rows = [_path_and_label(line.strip()) for line in lines if line.strip()]
     if not rows:
-        raise UserError(f"The list {path} is empty: write one image path a line.")
+        raise UserError(f"The list {path} is empty. Write one image path per line.")
     return rows
 
 
@@ -118,7 +119,7 @@ def _path_and_label(line: str) -> tuple[str, str | None]:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a named pipe would wait for a writer for ever
+    return os.open(path, flags | os.O_NONBLOCK)  # a named pipe would wait for a writer forever
 
 
 def _entries(folder: Path | str) -> list[os.DirEntry[str]]:

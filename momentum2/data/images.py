@@ -18,7 +18,7 @@ SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp", ".avif", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".tga"),
 )
-#: Larger pictures are refused as decompression bombs (the limit is Pillow's own).
+#: Larger images are refused as decompression bombs (the limit is Pillow's own).
 MAX_PIXELS = 2 * 89_478_485
 #: Larger files are refused before they are read.
 MAX_BYTES = 1 << 30
@@ -35,14 +35,14 @@ class Picture(Protocol):
 
     @property
     def size(self) -> tuple[int, int]:
-        """(height, width) of the upright picture."""
+        """(height, width) of the upright image."""
 
     def pixels(self, reduce: int = 1) -> Pixels:
         """RGB; a file that can be decoded at 1/`reduce` of its size (2, 4, 8) may come so, rounded up."""
 
 
 class Array:
-    """A picture that is in memory."""
+    """An image that is in memory."""
 
     def __init__(self, array: Pixels) -> None:
         self.array = array
@@ -69,11 +69,11 @@ class Encoded:
         if not self.data.startswith(b"\xff\xd8\xff"):
             return None
         try:
-            height, width, colours, _ = simplejpeg.decode_jpeg_header(self.data)
+            height, width, colors, _ = simplejpeg.decode_jpeg_header(self.data)
         except ValueError:
             return None
         _refuse_bomb(width, height)
-        return (height, width) if colours in ("YCbCr", "Gray", "RGB") else None
+        return (height, width) if colors in ("YCbCr", "Gray", "RGB") else None
 
     @cached_property
     def _orientation(self) -> int:
@@ -106,13 +106,13 @@ class Encoded:
 
 
 def upright_rgb(image: Image.Image) -> Pixels:
-    """The picture that Pillow opened: turned as its EXIF data say, in 8 bits, over white where transparent."""
+    """The image that Pillow opened: turned as its EXIF data says, in 8 bits, over white where transparent."""
     image.load()
     return _upright(_rgb(image), _orientation(image))
 
 
 def refuse_large(size: int) -> None:
-    """Raise `BadImage` if a file has more bytes than any picture should."""
+    """Raise `BadImage` if a file has more bytes than any image should."""
     if size > MAX_BYTES:
         raise BadImage(f"{size:,} bytes, larger than the limit of {MAX_BYTES:,}")
 
@@ -124,7 +124,7 @@ def _refuse_bomb(width: int, height: int) -> None:
 
 @contextmanager
 def _bad_if_it_fails() -> Iterator[None]:
-    """Pillow's plugins raise nearly every built-in exception on damaged files."""
+    """Pillow's plugins raise nearly every built-in exception on corrupt files."""
     try:
         yield
     except BadImage:
@@ -145,7 +145,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _upright(stored: Pixels, orientation: int) -> Pixels:
-    """The picture as it was meant to be seen, contiguous."""
+    """The image as it was meant to be seen, contiguous."""
     if orientation >= 5:
         stored = stored.swapaxes(0, 1)
     if orientation in (2, 3, 6, 7):

@@ -27,18 +27,16 @@ def choose_split(folders: Collection[str], split: str, where: str) -> str:
     """The folder of `split`; "" for the whole, which is what "train" means where nothing is split."""
     if split in folders:
         if beside := sorted(set(folders) - set(SPLITS)):
-            _say_once(
-                f"{where}: only its folder {split} is taken, a split by its name, not {', '.join(beside)}."
-            )
+            _say_once(f'Using only the "{split}" folder of {where}; ignoring {", ".join(beside)}.')
         return split
     splits = sorted(set(folders) & set(SPLITS))
     if split == "train" and not splits:
         return ""
     if splits:
-        raise UserError(f"{where} has no split {split!r}: choose one of {', '.join(splits)}.")
+        raise UserError(f"{where} has no split {split!r}. Choose one of {', '.join(splits)}.")
     raise UserError(
-        f"{where} has no split {split!r}, for all images are in one part: divide it with "
-        "--data.split 80% --data.test_split=-20%."
+        f"{where} is not divided into splits, so it has no {split!r}. Divide it by setting split to 80% and test_split "
+        "to -20%."
     )
 
 

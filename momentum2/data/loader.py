@@ -1,6 +1,8 @@
 """Batches on the device, in an order and with draws that depend on (seed, step) alone."""
 
+import pickle
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -21,12 +23,12 @@ from momentum2.data.bad_images import report_bad
 from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.sampler import batch_indices, own_places, steps_per_epoch
 from momentum2.data.workers import AHEAD, SharedMemory, Workers
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
 
 T = TypeVar("T")
 
 _PREFETCH = 2  # batches that wait for the consumer
-_JOB = 32  # samples that a worker does at a time, at most
+_JOB = 32  # at most this many samples per job of a worker
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,10 @@ class Loader:
     ) -> None:
         steps_per_epoch(len(dataset), batch_size)  # refuses a batch that is too large
         if batch_size % (world * accumulate):
-            raise UserError(
-                f"A batch of {batch_size} cannot be shared by {world} processes × {accumulate} micro-batches:"
-                f" make --train.batch_size a multiple of {world * accumulate}."
+            raise SettingError(
+                "train.batch_size",
+                f"{batch_size} cannot be divided among {world} processes × {accumulate} micro-batches. "
+                f"Choose a multiple of {world * accumulate}.",
             )
         self.steps = range(start, stop)
         self._dataset, self._seed, self._batch_size = dataset, seed, batch_size
@@ -212,6 +215,7 @@ class _Feed:
             ready = self._collect(plan, partial(map, self.task), self.task, self.task.local, slots=1)
             yield from self._deliver(ready, interrupt=lambda: None)
             return
+        _check_picklable(dataset)
         samples = min(_JOB, _divide_up(self.task.local, 2 * self.workers))
         slots = 2 + _divide_up(AHEAD * self.workers, _divide_up(self.task.local, samples))
         task = replace(self.task, memory=SharedMemory(slots * self.task.slot_bytes))
@@ -275,7 +279,24 @@ class _Feed:
 
     def _describe(self, job: Job) -> str:
         names = self.task.dataset.names
-        return f"step {job.step}, images {', '.join(names[i] for i in job.indices[:3])} and what follows"
+        return f"step {job.step}, images {', '.join(names[i] for i in job.indices[:3])} and the following"
+
+
+def _check_picklable(dataset: Dataset) -> None:
+    """Raise a `UserError` if worker processes cannot be given the data set."""
+    kinds = {type(dataset), type(getattr(dataset, "items", None))}
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    if any(kind.__module__ == "__main__" for kind in kinds) and not (main and Path(main).exists()):
+        raise UserError(
+            "Worker processes cannot import a class that was defined in a notebook or a console. Put it into a module, "
+            "or set data.workers to 0."
+        )
+    try:
+        pickle.dumps(dataset)
+    except Exception as error:
+        raise UserError(
+            f"The data set cannot be sent to worker processes ({error}). Make it picklable, or set data.workers to 0."
+        ) from None
 
 
 def _in_background(source: Iterator[T], interrupt: Callable[[], None]) -> Generator[T, None, None]:
@@ -291,7 +312,7 @@ def _in_background(source: Iterator[T], interrupt: Callable[[], None]) -> Genera
 
     def produce() -> None:
         # This thread's own count. A second team of OpenMP threads would leave the first one too few cores by
-        # its reckoning, so that it sleeps between parallel regions: on two cores a step took twice as long.
+        # its own count, so that it sleeps between parallel regions: on two cores a step took twice as long.
         torch.set_num_threads(1)
         try:
             for item in source:

@@ -18,9 +18,9 @@ from momentum2.data.dataset import Dataset, FixedSize, Ints, Subset
 from momentum2.data.folders import open_folder, open_imagenet, open_list
 from momentum2.data.images import BadImage, Pixels
 from momentum2.data.sampler import seeded_subset
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
 
-#: How many images `shapes` has in each split.
+#: Number of images of `shapes` in each split.
 SHAPES = {"train": 20_000, "test": 4_000}
 
 
@@ -29,7 +29,7 @@ class Shapes(FixedSize):
 
     def __init__(self, split: str, size: int) -> None:
         if split not in SHAPES:
-            raise UserError(f"shapes has no split {split!r}: choose one of {', '.join(SHAPES)}.")
+            raise UserError(f"shapes has no split {split!r}. Choose one of {', '.join(SHAPES)}.")
         everything = np.arange(SHAPES[split])
         labels = shapes.labels(everything, split=split)
         super().__init__((f"{split}/{i:05d}" for i in everything), labels, shapes.CLASS_NAMES)
@@ -54,7 +54,7 @@ def open_dataset(data: DataConfig, split: str | None = None, seed: int = 0) -> D
 
     Args:
         data: What and where.
-        split: Another part than `data.split`, such as `data.test_split`. Of images that come in one part, "80%"
+        split: Another part than `data.split`, such as `data.test_split`. Of images that are not divided, "80%"
             is that share in a fixed shuffled order, and "-20%" the rest.
         seed: Of the order from which `data.train_size` takes its images (it concerns `data.split` only).
     """
@@ -67,9 +67,9 @@ def open_dataset(data: DataConfig, split: str | None = None, seed: int = 0) -> D
         dataset = Subset(dataset, _share(len(dataset), int(share[2]), last=bool(share[1])))
     if data.train_size is not None and part == data.split:
         if not 1 <= data.train_size <= len(dataset):
-            raise UserError(
-                f"data.train_size is {data.train_size:,} and there are {len(dataset):,} images:"
-                f" give a number from 1 to {len(dataset):,}."
+            raise SettingError(
+                "data.train_size",
+                f"must be from 1 to {len(dataset):,}, the number of images, not {data.train_size:,}.",
             )
         dataset = Subset(dataset, seeded_subset(len(dataset), seed, data.train_size))
     dataset = packed(dataset, data.name, data.cache, data.cache_dir)
@@ -100,17 +100,17 @@ def _open(data: DataConfig, split: str) -> Dataset:
             return open_cifar(root, split, 10 if data.name == "cifar10" else 100)
         case "stl10":
             return open_stl10(root, split)
-    raise UserError("No data is given: choose a kind with --data.name and its place with --data.root.")
+    raise SettingError("data.name", "is not set. Choose a data set, and set root to its folder or file.")
 
 
 def _root(data: DataConfig) -> Path:
     if data.root is None and data.name != "none":
-        raise UserError(f"Data of kind {data.name} needs a place: add --data.root PATH.")
+        raise SettingError("data.root", f'is required for the data set "{data.name}".')
     if data.root == "":
-        raise UserError("--data.root is empty: give the place of the images.")
+        raise SettingError("data.root", "is empty. Set it to the folder or file of the images.")
     root = Path(data.root or ".").expanduser()
     if not root.exists():
-        raise UserError(f"{root} does not exist: check --data.root.")
+        raise SettingError("data.root", f"{root} does not exist.")
     return root
 
 
@@ -121,9 +121,9 @@ def _download(data: DataConfig) -> None:
     datasets = torchvision.datasets
     sources = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100, "stl10": datasets.STL10}
     if data.name not in sources:
-        raise UserError(f"Data of kind {data.name} cannot be downloaded: remove --data.download.")
+        raise SettingError("data.download", f'is not possible for the data set "{data.name}". Leave it out.')
     if data.root is None:
-        raise UserError(f"To download {data.name}, say where to: add --data.root FOLDER.")
+        raise SettingError("data.root", f"is required to download {data.name}. Set it to a folder.")
     source, root = sources[data.name], Path(data.root).expanduser()
     root.mkdir(parents=True, exist_ok=True)
     with locked(root / ".download.lock"):
@@ -135,8 +135,8 @@ def _download(data: DataConfig) -> None:
             )
         except (OSError, RuntimeError) as error:
             raise UserError(
-                f"{data.name} could not be downloaded from {source.url} ({error}):"
-                f" check the network, or fetch the file by hand and unpack it in {root}."
+                f"{data.name} could not be downloaded from {source.url} ({error}). "
+                f"Check the network, or download the file yourself and unpack it in {root}."
             ) from error
 
 
@@ -153,12 +153,11 @@ def typical_size(dataset: Dataset) -> int:
 
 
 def find_data(source: str, data: DataConfig) -> DataConfig:
-    """`data` with kind and place of what a person calls `source`: shapes, a folder, an archive or a list file."""
+    """`data` with the kind and root of `source`: shapes, a folder, an archive or a list file."""
     path = Path(source)
     if not source or (source != "shapes" and not path.exists()):
-        raise UserError(
-            f"{source or 'An empty name'} does not exist; give a folder of images, an archive, a list file, or shapes."
-        )
+        missing = f"{source} does not exist. " if source else ""
+        raise UserError(f'{missing}Pass a folder of images, an archive, a list file, or "shapes".')
     test_split = "val" if (path / "val").is_dir() and not (path / "test").is_dir() else "test"
     root = None if source == "shapes" else source
     data = replace(data, root=root, split="train", test_split=test_split, train_size=None)

@@ -72,7 +72,7 @@ def pack(dataset: Dataset, folder: Path, estimate: int) -> None:
     """Make the cache `folder` of all images, about `estimate` bytes. The caller holds its lock."""
     each = max(1, _JOB_BYTES * len(dataset) // max(estimate, 1))
     jobs = [range(start, min(start + each, len(dataset))) for start in range(0, len(dataset), each)]
-    shutil.rmtree(folder, ignore_errors=True)  # if it is damaged
+    shutil.rmtree(folder, ignore_errors=True)  # if it is corrupt
     with whole_folder(folder, f"{folder.name}.building") as building:
         with (building / "pixels.bin").open("wb") as file, _results(dataset, jobs, estimate) as results:
             index, bad = _write(results, file)
@@ -95,7 +95,7 @@ def _write(results: Iterator[_Decoded], file: BinaryIO) -> tuple[Ints, dict[int,
 
 @contextmanager
 def _results(dataset: Dataset, jobs: list[range], estimate: int) -> Iterator[Iterator[_Decoded]]:
-    """The decoded jobs in order, by as many processes as pay, with a bar on a terminal."""
+    """The decoded jobs in order, by as many processes as are worthwhile, with a bar on a terminal."""
     task = _Decode(dataset)
     count = min(allowed_cores(), len(jobs)) if estimate >= _INLINE_BYTES else 0
     if count < 2:

@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from momentum2.errors import UserError
+from momentum2.errors import SettingError
 
 Ints = NDArray[np.int64]
 
@@ -15,9 +15,8 @@ _SUBSET_STREAM = 2**64 - 1  # epochs count from 0 and never get here
 def steps_per_epoch(length: int, batch_size: int) -> int:
     """Whole batches in one pass; the images left over are seen in other epochs."""
     if not 1 <= batch_size <= length:
-        raise UserError(
-            f"A batch of {batch_size:,} cannot be drawn from {length:,} images:"
-            f" set --train.batch_size between 1 and {length:,}."
+        raise SettingError(
+            "train.batch_size", f"must be from 1 to {length:,}, the number of images, not {batch_size:,}."
         )
     return length // batch_size
 
@@ -44,7 +43,7 @@ def seeded_subset(length: int, seed: int, count: int) -> Ints:
 
 @lru_cache(maxsize=2)
 def _permutation(length: int, seed: int, stream: int) -> Ints:
-    """0 to `length - 1`, shuffled by raw Philox words, whose values NumPy promises for ever."""
+    """0 to `length - 1`, shuffled by raw Philox words, whose values NumPy promises forever."""
     key = np.array([seed % 2**64, stream], np.uint64)
     counter = np.array([0, 0, 0, 1], np.uint64)  # apart from the words that the augmentation draws
     order = np.argsort(np.random.Philox(key=key, counter=counter).random_raw(length), kind="stable")

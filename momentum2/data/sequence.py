@@ -1,4 +1,4 @@
-"""A sequence of images of the user's own as a data set."""
+"""A user's own sequence of images as a data set."""
 
 import hashlib
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class SequenceDataset(Dataset):
         pairs = [_is_pair(items[i]) for i in range(min(n, _LOOKED_AT))]
         if any(pairs) and not all(pairs):
             raise UserError(
-                "Some items of the data set are (image, label) pairs and some are not; give all a label or none."
+                "Some items of the data set are (image, label) pairs and some are not. Label all of them or none."
             )
         labels = np.array([_label(items[i], i) for i in range(n)], np.int64) if any(pairs) else None
         classes = None if labels is None else [str(c) for c in range(int(labels.max()) + 1)]
@@ -39,7 +39,10 @@ class SequenceDataset(Dataset):
         return Array(_pixels(item[0] if self.paired else item, index))
 
     def stamp(self, index: int) -> str:
-        return hashlib.sha256(self.picture(index).pixels().tobytes()).hexdigest()
+        try:
+            return hashlib.sha256(self.picture(index).pixels().tobytes()).hexdigest()
+        except BadImage as reason:
+            return str(reason)
 
 
 def as_dataset(images: Dataset | Sequence[Any]) -> Dataset:
@@ -48,8 +51,8 @@ def as_dataset(images: Dataset | Sequence[Any]) -> Dataset:
         return images
     if isinstance(images, str | bytes) or not (hasattr(images, "__len__") and hasattr(images, "__getitem__")):
         raise UserError(
-            f"A data set has a length and gives its images by number; {type(images).__name__} does not. Give a list, "
-            "or a torch Dataset with __len__ and __getitem__."
+            f"A data set must have __len__ and __getitem__; {type(images).__name__} does not. Pass a list, or a torch "
+            "Dataset that has both."
         )
     return SequenceDataset(images)
 
@@ -59,18 +62,11 @@ def _is_pair(item: Any) -> bool:
 
 
 def _label(item: Any, index: int) -> int:
-    if (
-        not _is_pair(item)
-        or isinstance(item[1], float)
-        or not np.isscalar(getattr(item[1], "item", lambda: item[1])())
-    ):
+    label = item[1] if _is_pair(item) else None
+    label = label.item() if isinstance(label, torch.Tensor | np.generic) else label
+    if not isinstance(label, int) or label < 0:
         raise UserError(
-            f"Item {index} of the data set is not an (image, label) pair with a whole number as its label."
-        )
-    label = int(item[1])
-    if label < 0:
-        raise UserError(
-            f"Item {index} of the data set has the label {label}; labels are whole numbers from 0."
+            f"Item {index} of the data set is not a pair of an image and its label, a whole number from 0."
         )
     return label
 
@@ -84,5 +80,5 @@ def _pixels(image: Any, index: int) -> Pixels:
     if array.ndim == 2:
         array = np.repeat(array[..., None], 3, axis=2)
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
-        raise BadImage(f"item {index} is {array.dtype} {array.shape}, not a picture of 8 bits")
+        raise BadImage(f"item {index} is {array.dtype} {array.shape}, not an 8-bit image")
     return np.ascontiguousarray(array)

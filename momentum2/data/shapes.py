@@ -1,7 +1,7 @@
-"""`shapes`: a labelled data set that is drawn, not downloaded.
+"""`shapes`: a labeled data set that is drawn, not downloaded.
 
 A class is a shape *and* a texture (striped disc, dotted cross, ...). The object has a random place, size,
-angle and colours, over a background with colours, texture and clutter of its own, so neither colour nor
+angle and colors, over a background with colors, texture and clutter of its own, so neither color nor
 background gives the class away. Every image is a pure function of (seed, split, index, size): any index may
 be asked for, in any order and company, and gives the same bytes.
 
@@ -27,9 +27,9 @@ TEXTURES = ("striped", "dotted", "checked", "waved", "plain")
 CLASS_NAMES = tuple(f"{texture} {shape}" for shape in SHAPES for texture in TEXTURES)
 
 _CHUNK_PIXELS = 1 << 16  # drawn at a time: the working arrays stay in the cache
-_RIM = 0.1  # width in radii of an object's outline, in the ground colour of its texture
+_RIM = 0.1  # width in radii of an object's outline, in the ground color of its texture
 _BARS = 4  # pieces of clutter
-_LATTICE = 4  # the background's colours are interpolated between this many points a side
+_LATTICE = 4  # the background's colors are interpolated between this many points per side
 _QUADRANTS = np.array([(x, y) for y in (0.27, 0.73) for x in (0.27, 0.73)], np.float32)
 
 _TURN = 2 * np.pi * np.arange(4096) / 4096
@@ -123,7 +123,7 @@ class _Draws:
 
 
 def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64: flipping any input bit flips each output bit half of the time."""
+    """The finalizer of splitmix64: flipping any input bit flips each output bit half of the time."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
@@ -149,14 +149,14 @@ class _Object:
     place: _Place
     frequency: Floats  # (n,) periods of the texture per radius
     phase: Floats  # (2, n)
-    colours: Floats  # (2, 3, n): figure and ground of the texture
+    colors: Floats  # (2, 3, n): figure and ground of the texture
 
 
 def _object(label: Ints, present: Bools, place: _Place, u: Floats) -> _Object:
-    """`u` (10, n): uniform numbers. One colour is light and one dark, either way round."""
+    """`u` (10, n): uniform numbers. One color is light and one dark, either way round."""
     light, dark = 0.6 + 0.4 * u[:3], 0.4 * u[3:6]
-    colours = np.where(u[6] < 0.5, np.stack((light, dark)), np.stack((dark, light)))
-    return _Object(label, present, place, 1.7 + 0.5 * u[7], u[8:10], colours)
+    colors = np.where(u[6] < 0.5, np.stack((light, dark)), np.stack((dark, light)))
+    return _Object(label, present, place, 1.7 + 0.5 * u[7], u[8:10], colors)
 
 
 def _single(draws: _Draws, rows: Indices) -> _Object:
@@ -191,16 +191,16 @@ def _paint(draws: _Draws, rows: Indices, size: int, objects: list[_Object]) -> N
         radius_px, depth = o.place.radius * size, _depth(o.label, u, v)
         texture = _texture(o.label % len(TEXTURES), u, v, o.frequency, o.phase, radius_px)
         texture *= _soft(depth - np.float32(_RIM), radius_px)
-        figure, ground = o.colours.transpose(0, 2, 1)[..., None, None]
-        colour = ground + (figure - ground) * texture[:, None]
+        figure, ground = o.colors.transpose(0, 2, 1)[..., None, None]
+        color = ground + (figure - ground) * texture[:, None]
         cover = _soft(depth, radius_px) * o.present[:, None, None]
-        image += (colour - image) * cover[:, None]
+        image += (color - image) * cover[:, None]
     return (image * 255 + 0.5).astype(np.uint8).transpose(0, 2, 3, 1)
 
 
 def _background(draws: _Draws, rows: Indices, size: int) -> Floats:
     """Everything behind the objects: floats (n, 3, size, size) in [0, 1]."""
-    image = _colour_field(draws.uniform(rows, 8, 3 * (1 + _LATTICE**2)), size)
+    image = _color_field(draws.uniform(rows, 8, 3 * (1 + _LATTICE**2)), size)
     u = draws.uniform(rows, 9, 6)
     everywhere = _Place(u[0], u[1], 0.2 + 0.2 * u[2], u[3])
     kind, frame = (u[4] * len(TEXTURES)).astype(np.int64), _frame(everywhere, size)
@@ -216,8 +216,8 @@ def _background(draws: _Draws, rows: Indices, size: int) -> Floats:
     return np.clip(image, 0, 1, out=image)
 
 
-def _colour_field(u: Floats, size: int) -> Floats:
-    """Colours that drift smoothly around a random mean, (n, 3, size, size)."""
+def _color_field(u: Floats, size: int) -> Floats:
+    """Colors that drift smoothly around a random mean, (n, 3, size, size)."""
     mean = 0.3 + 0.4 * u[:3].T[..., None, None]  # (n, 3, 1, 1)
     lattice: Floats = mean + 0.4 * (u[3:].T.reshape(-1, 3, _LATTICE, _LATTICE) - 0.5)
     at = (np.arange(size, dtype=np.float32) + np.float32(0.5)) * np.float32((_LATTICE - 1) / size)
@@ -231,7 +231,7 @@ def _colour_field(u: Floats, size: int) -> Floats:
 
 
 def _frame(place: _Place, size: int) -> tuple[Floats, Floats]:
-    """Pixels as each thing sees them: turned, about its centre, in radii. u and v, each (n, size, size)."""
+    """Pixels as each thing sees them: turned, about its center, in radii. u and v, each (n, size, size)."""
     turn = (place.turn * len(_TURN)).astype(int)
     cos, sin = (table[turn] / place.radius for table in (_COS, _SIN))
     pixel = (np.arange(size, dtype=np.float32) + np.float32(0.5)) / np.float32(size)
@@ -242,13 +242,13 @@ def _frame(place: _Place, size: int) -> tuple[Floats, Floats]:
 
 
 def _soft(depth: Floats, radius_px: Floats) -> Floats:
-    """Share of a pixel inside, from its centre's depth below the edge in radii: an edge one pixel wide."""
+    """Share of a pixel inside, from its center's depth below the edge in radii: an edge one pixel wide."""
     share: Floats = np.clip(depth * radius_px[:, None, None] + np.float32(0.5), 0, 1)
     return share
 
 
 def _depth(label: Ints, u: Floats, v: Floats) -> Floats:
-    """How far inside its object each pixel's centre is, in radii; negative outside. (n, size, size)."""
+    """How far inside its object each pixel's center is, in radii; negative outside. (n, size, size)."""
     depth = np.empty_like(u)
     for shape, inside in enumerate(_DEPTH):
         which = label // len(TEXTURES) == shape
@@ -263,7 +263,7 @@ def _texture(kind: Ints, u: Floats, v: Floats, frequency: Floats, phase: Floats,
     across, along = u * f + p, v * f + q
     waved = kind == 3
     across[waved] += np.float32(0.8) * _to_line(along[waved] * np.float32(0.6))
-    a, b = _to_line(across), _to_line(along)  # distances to the nearest lines of centres, in periods
+    a, b = _to_line(across), _to_line(along)  # distances to the nearest lines of centers, in periods
     depth = np.float32(0.25) - a  # stripes, straight or waved
     dots, checks = kind == 1, kind == 2
     depth[dots] = np.float32(0.4) - np.sqrt(a[dots] ** 2 + b[dots] ** 2)

@@ -104,8 +104,8 @@ class Workers(Generic[Job, Result]):
             if not pipe.poll(self.timeout):
                 raise UserError(
                     f"Worker process {worker} (pid {self._processes[worker].pid}) has been busy with"
-                    f" {self.describe(job)} for {self.timeout:g} seconds:"
-                    " check the disk or network it reads from, or use fewer --data.workers."
+                    f" {self.describe(job)} for {self.timeout:g} seconds. "
+                    "Check the disk or network that it reads from, or use fewer workers."
                 )
             ok, value = pipe.recv()
         except (EOFError, OSError):
@@ -120,7 +120,7 @@ class Workers(Generic[Job, Result]):
         process.join(5)
         return UserError(
             f"Worker process {worker} (pid {process.pid}) ended with exit code {process.exitcode} at"
-            f" {self.describe(job)}: if it was killed for want of memory, use fewer --data.workers."
+            f" {self.describe(job)}. It may have run out of memory; try fewer workers."
         )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from momentum2.data.images import BadImage, Encoded
 from momentum2.data.sampler import seeded_subset
 from momentum2.detection.targets import Segmentation, Target, decode_masks
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
 
 log = logging.getLogger("momentum2")
 
@@ -27,7 +27,7 @@ class CocoData:
         annotations: The JSON file.
         images: Folder of the images. Where an entry has a `coco_url`, as in LVIS 1.0, its folder is the one named
             there, beside this one.
-        count: Use only the first so many images of a seeded order.
+        count: Use only the first `count` images of a seeded order.
         seed: Seed of that order.
         training: Leave out images that show nothing to learn.
     """
@@ -51,7 +51,7 @@ class CocoData:
         else:
             self._entries = entries
         if not self._entries:
-            raise UserError(f"{annotations} has no image with an object; check that it is the right file.")
+            raise UserError(f"{annotations} has no image with an object. Check that it is the right file.")
         self.image_ids = tuple(int(e["id"]) for e in self._entries)
         self._paths = [_path(images, e) for e in self._entries]
         _refuse_missing(self._paths, annotations)
@@ -63,12 +63,12 @@ class CocoData:
             pixels = Encoded(path.read_bytes()).pixels()
         except (OSError, BadImage) as error:
             raise UserError(
-                f"{path} cannot be read ({error}); restore it or take it out of {self.source}."
+                f"{path} cannot be read ({error}). Restore it, or remove it from {self.source}."
             ) from None
         if pixels.shape[:2] != (entry["height"], entry["width"]):
             raise UserError(
-                f"{path} is {pixels.shape[1]}×{pixels.shape[0]} pixels large, not {entry['width']}×{entry['height']} "
-                f"as {self.source} says, so its boxes would be wrong; restore it or take it out."
+                f"{path} is {pixels.shape[1]}×{pixels.shape[0]} pixels, not {entry['width']}×{entry['height']} as "
+                f"{self.source} says, so its boxes would be wrong. Restore it, or remove its entry."
             )
         return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
@@ -80,9 +80,10 @@ class CocoData:
         target = Target(boxes=boxes, labels=torch.tensor([o["label"] for o in objects], dtype=torch.int64))
         if masks:
             if not all(o["segmentation"] for o in objects):
-                raise UserError(
-                    f"{self.source} has objects without a mask, such as in {self._paths[i].name}; "
-                    "choose --model retinanet or fcos."
+                raise SettingError(
+                    "model",
+                    f"needs masks, but {self.source} has objects without one, such as in {self._paths[i].name}. "
+                    "Choose retinanet or fcos.",
                 )
             target["masks"] = decode_masks(
                 [o["segmentation"] for o in objects], entry["height"], entry["width"]
@@ -120,7 +121,7 @@ def _load(path: Path) -> dict[str, list[Entry]]:
                     )
     except OSError as error:
         raise UserError(
-            f"{path} cannot be read ({error.strerror}); check --data.root and --data.split."
+            f"{path} cannot be read ({error.strerror}). Check data.root and data.split."
         ) from None
     except (ValueError, TypeError, KeyError, AttributeError):
         raise UserError(f"{path} is not an annotation file in COCO's format.") from None
@@ -181,7 +182,7 @@ def _mask(annotation: Entry) -> Segmentation | None:
 
 def _tell(source: Path, count: int, what: str) -> None:
     if count:
-        log.warning("%s: %d %s are left out.", source, count, what)
+        log.warning("%s: ignoring %d %s.", source, count, what)
 
 
 def _path(folder: Path, entry: Entry) -> Path:
@@ -199,6 +200,6 @@ def _refuse_missing(paths: list[Path], source: Path) -> None:
     missing = [p for p in paths if p.name not in present[p.parent]]
     if missing:
         raise UserError(
-            f"{len(missing)} of the {len(paths)} images of {source} are missing, such as {missing[0]}; "
-            "check --data.root, or restore them."
+            f"{len(missing)} of the {len(paths)} images of {source} are missing, such as {missing[0]}. "
+            "Check data.root, or restore them."
         )

@@ -12,7 +12,7 @@ from momentum2.data import shapes
 from momentum2.detection.coco import CocoData
 from momentum2.detection.presets import DetectionDataConfig
 from momentum2.detection.targets import Target, encode_masks
-from momentum2.errors import UserError
+from momentum2.errors import SettingError
 
 _SHAPES_TRAIN, _SHAPES_TEST = 4000, 200  # images of shapes unless said otherwise; there are as many as wanted
 
@@ -101,21 +101,26 @@ def open_data(config: DetectionDataConfig, training: bool, seed: int) -> Detecti
     """The images to train on, or those to evaluate on."""
     split, count = (config.split, config.train_size) if training else (config.test_split, config.test_size)
     if count is not None and count < 1:
-        raise UserError(f"--data.{'train' if training else 'test'}_size must be at least 1, not {count}.")
+        raise SettingError(
+            f"data.{'train' if training else 'test'}_size", f"must be at least 1, not {count}."
+        )
     if config.name == "shapes":
         return ShapesData(
             split, config.test_short_edge, count or (_SHAPES_TRAIN if training else _SHAPES_TEST)
         )
     if config.root is None:
-        raise UserError(f"--data.name {config.name} needs --data.root, the folder that holds annotations/.")
+        raise SettingError(
+            "data.root", f"is required for {config.name}: the folder that contains annotations/."
+        )
     root = Path(config.root)
     if not root.is_dir():
-        raise UserError(f"There is no folder {root}; check --data.root.")
+        raise SettingError("data.root", f"{root} is not a folder.")
     prefix, folder = ("instances", split) if config.name == "coco" else ("lvis", _coco_folder(split))
     data = CocoData(root / "annotations" / f"{prefix}_{split}.json", root / folder, count, seed, training)
     if config.name == "lvis" and not all("frequency" in c for c in data.ground_truth()["categories"]):
-        raise UserError(
-            f"{data.source} does not say how frequent its classes are; use --data.name coco for it."
+        raise SettingError(
+            "data.name",
+            f"cannot be lvis, because {data.source} does not say how frequent its classes are. Use coco.",
         )
     return data
 

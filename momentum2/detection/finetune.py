@@ -17,7 +17,7 @@ from momentum2.detection.saved import DetectorCard, save_detector
 from momentum2.detection.schedule import check, resolve
 from momentum2.detection.scores import Evaluation
 from momentum2.distributed.together import joined
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
 from momentum2.runs.directory import Resume, open_run
 from momentum2.runs.encoder import load_encoder
 from momentum2.runs.names import DETECTOR
@@ -34,8 +34,8 @@ def with_encoder(config: DetectConfig, run: str | None) -> tuple[DetectConfig, b
     """
     source = run if config.init in ("encoder", "random") else config.init
     if config.init == "encoder" and run is None:
-        raise UserError(
-            "Name the run whose encoder is to be fine-tuned, or choose --init random or --init FILE."
+        raise SettingError(
+            "init", "is encoder, which needs RUN. Pass a run, or choose random or a weights file."
         )
     loaded = load_encoder(source, config.network) if source is not None else None
     if loaded is not None:
@@ -64,7 +64,7 @@ def style(data: DetectionDataConfig) -> Style:
 
 
 def finetune(config: DetectConfig, run: str | None, out: Path, resume: Resume = "auto") -> bool:
-    """Fine-tune and evaluate in the run directory `out`, going on from its newest checkpoint if there is one.
+    """Fine-tune and evaluate in the run directory `out`, from its newest checkpoint if there is one.
 
     Returns whether the run is finished; a signal may have stopped it early.
     """
@@ -75,9 +75,7 @@ def finetune(config: DetectConfig, run: str | None, out: Path, resume: Resume = 
         config, encoder = with_encoder(config, run)
         data, test = (open_data(config.data, training, config.train.seed) for training in (True, False))
         if data.class_names != test.class_names:
-            raise UserError(
-                "The training and the test annotations list different classes; use files that agree."
-            )
+            raise UserError("The training and test annotations list different classes. Use files that agree.")
         card = make_card(config, data)
         detector = card.build(encoder).to(device)
         evaluation = Evaluation(detector, test, device, style(config.data))

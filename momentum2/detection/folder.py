@@ -12,7 +12,7 @@ from momentum2.detection.detector import Detector
 from momentum2.detection.pictures import draw
 from momentum2.detection.predict import to_coco
 from momentum2.detection.saved import DetectorCard
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
 from momentum2.runs.names import DETECTIONS
 
 log = logging.getLogger("momentum2")
@@ -26,17 +26,17 @@ def detect_in_folder(
     An image that cannot be read is named in a warning and left out.
     """
     if not folder.is_dir():
-        raise UserError(f"There is no folder {folder}; check --images.")
+        raise SettingError("images", f"{folder} is not a folder.")
     files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
     if not files:
-        raise UserError(f"{folder} holds no images; check --images.")
+        raise SettingError("images", f"{folder} contains no images.")
     out.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = []
     for path in files:
         try:
             pixels = Encoded(path.read_bytes()).pixels()
         except (OSError, BadImage) as error:
-            log.warning("%s cannot be read (%s) and is left out.", path, error)
+            log.warning("Cannot read %s (%s). Skipping it.", path, error)
             continue
         image = torch.from_numpy(pixels).permute(2, 0, 1)
         detections = detector.detect(image.to(device).float() / 255)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from momentum2._torchvision import torchvision
 from momentum2.detection.cascade import CascadeRoIHeads
 from momentum2.detection.presets import TWO_STAGE, DetectorName, HeadConfig
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
 from momentum2.norms import SyncedBatchNorm, convert_norms
 
 _detection = torchvision.models.detection
@@ -67,7 +67,7 @@ class Anchors(AnchorGenerator):  # type: ignore[misc]
         strides: Of every level.
         scales: Sizes of the anchors in strides.
         ratios: Height / width of the anchors.
-        offset: Where in its cell an anchor lies: 0 for the corner, 0.5 for the centre.
+        offset: Where in its cell an anchor lies: 0 for the corner, 0.5 for the center.
     """
 
     def __init__(
@@ -103,15 +103,16 @@ def build_detector(
 ) -> nn.Module:
     """torchvision's module of that detector: images and targets to losses in training, else images to detections.
 
-    Images (3, h, w) in [0, 1] are normalised and padded; in evaluation they are also scaled to `short_edge`, or less
-    where the other edge would be longer than `max_long_edge`. In training they come at the size they are to have.
+    Images (3, h, w) in [0, 1] are normalized and padded; in evaluation they are also scaled to `short_edge`, or less
+    where the other edge would be longer than `max_long_edge`. In training they already have their size.
     """
     if not all(hasattr(encoder, f"layer{i}") for i in (1, 2, 3, 4)):
-        raise UserError("Detectors are built on ResNets; choose a run whose backbone is one.")
+        raise UserError("Detectors are built on ResNets. Choose a run whose backbone is one.")
     two_stage = name in TWO_STAGE
     if head.fpn_channels % 32 and not two_stage and head.tower_norm == "group":
-        raise UserError(
-            f"--head.fpn_channels must be a multiple of 32 for {name} with group norm, not {head.fpn_channels}."
+        raise SettingError(
+            "head.fpn_channels",
+            f"must be a multiple of 32 for {name} with group norm, not {head.fpn_channels}.",
         )
     stages = ("layer1", "layer2", "layer3", "layer4") if two_stage else ("layer2", "layer3", "layer4")
     pyramid = Pyramid(encoder, stages, head.fpn_channels, dense=not two_stage)

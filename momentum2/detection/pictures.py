@@ -9,7 +9,7 @@ from torch import Tensor
 
 from momentum2.detection.targets import Detections
 
-_COLOURS = (
+_COLORS = (
     *((230, 60, 60), (50, 130, 230), (60, 170, 75), (245, 150, 30)),
     *((145, 60, 190), (20, 170, 170), (240, 90, 190)),
     *((130, 90, 40), (90, 100, 120), (120, 150, 0)),
@@ -27,20 +27,20 @@ def draw(image: Tensor, found: Detections, class_names: Sequence[str], threshold
         masks = (
             F.interpolate(found["masks"][None, shown].float().cpu(), scale_factor=factor)[0].bool().numpy()
         )
-        for mask, colour in zip(masks, _colours(found, shown), strict=True):
-            pixels[mask] = (pixels[mask] * 0.55 + np.array(colour) * 0.45).astype(np.uint8)
+        for mask, color in zip(masks, _colors(found, shown), strict=True):
+            pixels[mask] = (pixels[mask] * 0.55 + np.array(color) * 0.45).astype(np.uint8)
     picture = Image.fromarray(pixels)
     pen = ImageDraw.Draw(picture)
     # The best is drawn last, so that no other covers its words.
-    for i, colour in reversed(list(zip(shown, _colours(found, shown), strict=True))):
+    for i, color in reversed(list(zip(shown, _colors(found, shown), strict=True))):
         x1, y1, x2, y2 = (found["boxes"][i] * factor).tolist()
         # The box of a detector that has learned little may be narrower than a pixel.
-        pen.rectangle((x1, y1, max(x1, x2 - 1), max(y1, y2 - 1)), outline=colour, width=2)
+        pen.rectangle((x1, y1, max(x1, x2 - 1), max(y1, y2 - 1)), outline=color, width=2)
         text = f"{class_names[int(found['labels'][i])]} {float(found['scores'][i]):.2f}"
         # Above the box, but inside the picture.
         place = (max(min(x1, picture.width - pen.textlength(text) - 4), 0) + 2, max(y1 - 12, 0))
         left, top, right, bottom = pen.textbbox(place, text)
-        pen.rectangle((left - 2, top - 1, right + 2, bottom + 1), fill=colour)
+        pen.rectangle((left - 2, top - 1, right + 2, bottom + 1), fill=color)
         pen.text(place, text, fill="white")
     return picture
 
@@ -55,5 +55,5 @@ def grid(pictures: Sequence[Image.Image], columns: int = 4) -> Image.Image:
     return sheet
 
 
-def _colours(found: Detections, shown: list[int]) -> list[tuple[int, int, int]]:
-    return [_COLOURS[int(found["labels"][i]) % len(_COLOURS)] for i in shown]
+def _colors(found: Detections, shown: list[int]) -> list[tuple[int, int, int]]:
+    return [_COLORS[int(found["labels"][i]) % len(_COLORS)] for i in shown]

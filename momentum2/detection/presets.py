@@ -1,4 +1,4 @@
-"""Every setting of fine-tuning a detector, and what they are by default for each model and data set."""
+"""Every setting of fine-tuning a detector, and their defaults for each model and data set."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TWO_STAGE: frozenset[DetectorName] = frozenset({"mask_rcnn", "cascade_rcnn"})
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """The backbone, where RUN does not say it.
+    """The backbone, if there is no RUN.
 
     Args:
         backbone: Name of a torchvision ResNet.
@@ -48,16 +48,16 @@ class DetectionDataConfig:
 
     Args:
         name: shapes (drawn, needs no files), coco (its file format) or lvis (its evaluation and sampling too).
-        root: The folder that holds annotations/ and the folders of images.
-        split: Part to train on: annotations/instances_SPLIT.json and SPLIT/, for LVIS annotations/lvis_SPLIT.json.
-        test_split: Part to evaluate on.
+        root: The folder that contains annotations/ and the folders of images.
+        split: Split to train on: annotations/instances_SPLIT.json and SPLIT/, for LVIS annotations/lvis_SPLIT.json.
+        test_split: Split to evaluate on.
         train_size: Train on the first n images of a seeded order.
         test_size: Evaluate on the first n images of a seeded order.
         short_edges: Lengths of an image's short edge in training, one drawn for each image.
         test_short_edge: Length of the short edge in evaluation; shapes are drawn at this size.
-        max_long_edge: Images whose long edge would be longer are made smaller.
+        max_long_edge: Largest length of the long edge; images are scaled down to it.
         flip: Probability of a horizontal flip.
-        repeat_threshold: Images of classes that fewer than this share of the images show are repeated (LVIS 0.001).
+        repeat_threshold: Repeat images of classes that appear in less than this share of the images (LVIS: 0.001).
         workers: Threads that read images ahead; 0 reads them in the training thread.
     """
 
@@ -86,7 +86,7 @@ class HeadConfig:
         proposals: Proposals per image that leave the region proposal network.
         sampled: Proposals per image that the box branch learns from.
         score_threshold: Detections with a lower score are left out.
-        detections: Detections per image at most.
+        detections: At most this many detections per image.
     """
 
     fpn_channels: Count = 256
@@ -110,9 +110,9 @@ class DetectConfig:
         encoder: The backbone.
         head: What is put on it.
         data: The images.
-        train: Length, batch and device; train.steps decides over the schedule.
+        train: Length, batch and device; train.steps overrides the schedule.
         optim: Optimizer; without optim.milestones the learning rate falls to a tenth after 2/3 and 8/9 of the steps.
-        monitor: Watching.
+        monitor: Logging and alarms.
         evaluate_every: Epochs between evaluations while training; 0 evaluates only at the end.
     """
 
@@ -153,7 +153,7 @@ def _paper(model: DetectorName, data: DetectionDataName) -> DetectConfig:
         data=images,
         train=TrainConfig(batch_size=16, checkpoint_every=5000),
         # Per 256 images: 0.02 (two stages) or 0.01 (dense) for 16, as in Detectron2. The warm-up is its 1000 steps,
-        # of COCO's 117,266 images with objects or LVIS's 56,740 (more of these, as far as they are repeated).
+        # of COCO's 117,266 images with objects or LVIS's 56,740 (more of these, because some are repeated).
         optim=OptimConfig(
             lr=0.32 if model in TWO_STAGE else 0.16,
             warmup_epochs=0.282 if lvis else 0.136,

@@ -60,7 +60,7 @@ def load_detector(source: Path) -> tuple[Detector, DetectorCard]:
     path = source / DETECTOR if source.is_dir() else source
     if not path.exists():
         raise UserError(
-            f"{source} has no fine-tuned detector ({DETECTOR}); give the --out of momentum2 detect."
+            f"{source} has no fine-tuned detector ({DETECTOR}). Pass a run directory of momentum2 detect."
         )
     try:
         with safe_open(path, "pt") as file:
@@ -71,6 +71,6 @@ def load_detector(source: Path) -> tuple[Detector, DetectorCard]:
         detector.model.load_state_dict(state)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError):
         raise UserError(
-            f"{path} is damaged or is not a detector; give the --out of momentum2 detect."
+            f"{path} is corrupt or not a detector. Pass a run directory of momentum2 detect."
         ) from None
     return detector.eval(), card

@@ -1,9 +1,9 @@
-"""What the settings come to for a number of images and processes."""
+"""What the settings resolve to for a number of images and processes."""
 
 from dataclasses import dataclass
 
 from momentum2.detection.presets import DetectConfig
-from momentum2.errors import UserError
+from momentum2.errors import SettingError
 from momentum2.schedules import scaled_lr, warmup_step_decay
 from momentum2.settings import check as check_settings
 from momentum2.training.checks import check_optim
@@ -29,22 +29,25 @@ class Plan:
 
 
 def check(config: DetectConfig) -> None:
-    """Raise a `UserError` for a value that cannot be meant, before anything is opened or written."""
+    """Raise a `UserError` for a value that cannot work, before anything is opened or written."""
     check_settings(config)
     check_optim(config.optim)
     if config.train.devices not in ("auto", 1):
-        raise UserError("The norms of detectors are synced; --train.devices is for pretraining.")
+        raise SettingError(
+            "train.devices", "is for pretraining; the norms of detectors are synced. Leave it out."
+        )
     if config.network is not None and config.init != "encoder":
-        raise UserError(f"--network chooses an encoder of RUN; leave it out with --init {config.init}.")
+        raise SettingError("network", f"chooses an encoder of RUN, but init is {config.init}. Leave it out.")
 
 
 def resolve(config: DetectConfig, steps_per_epoch: int, world: int) -> Plan:
     """Resolve `config`, or say in one sentence why it cannot be run."""
     train = config.train
     if train.batch_size % (world * train.accumulate):
-        raise UserError(
-            f"--train.batch_size {train.batch_size} cannot be divided among {world} process(es) × {train.accumulate} "
-            "micro-batch(es); choose a multiple."
+        raise SettingError(
+            "train.batch_size",
+            f"{train.batch_size} cannot be divided among {world} process(es) × {train.accumulate} micro-batch(es). "
+            f"Choose a multiple of {world * train.accumulate}.",
         )
     if train.steps is not None:
         steps = train.steps

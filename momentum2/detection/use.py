@@ -31,7 +31,7 @@ def evaluate(run: Path, given: Mapping[str, object], out: Path | None = None) ->
         data = open_data(config.data, training=False, seed=config.train.seed)
         if tuple(data.class_names) != tuple(card.class_names):
             raise UserError(
-                f"{run} finds other classes than these data have; check --data.name and --data.root."
+                f"{run} detects other classes than this data set has. Check data.name and data.root."
             )
         Evaluation(detector, data, device, style(config.data)).write(out or _beside(run) / "evaluation")
 

@@ -60,7 +60,7 @@ def _fresh_store() -> tuple[Store, int, int]:
     """torchrun's store under a name that is new for this start of the processes; rank; number of processes.
 
     torchrun keeps one store through its restarts; processes that read the addresses of their dead
-    predecessors there fail or wait for ever. Its count of restarts differs between machines, so it cannot
+    predecessors there fail or wait forever. Its count of restarts differs between machines, so it cannot
     tell the starts apart. Process 0 therefore draws a name, and gives it to each process that has greeted it
     with a key of its own, until all have taken it. Nobody waits for the answer to an old greeting.
     """

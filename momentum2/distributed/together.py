@@ -44,29 +44,29 @@ def any_process(flags: Tensor) -> Tensor:
     return flags
 
 
-def raise_together(problem: str | None) -> None:
-    """Raise a `UserError` on all processes if any of them has a problem: with the first one's sentence."""
+def raise_together(problem: UserError | None) -> None:
+    """Raise an error on all processes if any of them has a problem: the first one's, elsewhere `SaidElsewhere`."""
     if distributed.world_size() == 1:
         if problem:
-            raise UserError(problem)
+            raise problem
         return
     world = distributed.world_size()
     who = torch.tensor(distributed.rank() if problem else world, device=group_device())
     dist.all_reduce(who, dist.ReduceOp.MIN)
     if int(who) < world:
-        sentence = broadcast_bytes((problem or "").encode(), source=int(who)).decode()
-        raise UserError(sentence) if int(who) == distributed.rank() else SaidElsewhere(sentence)
+        sentence = broadcast_bytes(str(problem or "").encode(), source=int(who)).decode()
+        raise problem if problem and int(who) == distributed.rank() else SaidElsewhere(sentence)
 
 
 def on_first(work: Callable[[], list[bytes]]) -> list[bytes]:
     """Run `work` on process 0; its result, or its `UserError`, reaches all processes."""
     result: list[bytes] = []
-    problem = None
+    problem: UserError | None = None
     if distributed.is_main():
         try:
             result = work()
         except UserError as error:
-            problem = str(error)
+            problem = error
     raise_together(problem)
     count = int.from_bytes(broadcast_bytes(len(result).to_bytes(8, "big")), "big")
     return [broadcast_bytes(result[i] if distributed.is_main() else b"") for i in range(count)]
@@ -82,7 +82,7 @@ def lost_process() -> Iterator[None]:
             raise
         reason = str(error).strip().splitlines()[0]
         raise ProcessLost(
-            f"Another process of this run was lost ({reason}); run the same command again to resume."
+            f"Another process of this run died ({reason}). Run the same command again to resume."
         ) from error
 
 

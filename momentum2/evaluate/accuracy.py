@@ -44,7 +44,7 @@ def measure(scores: Tensor, labels: Tensor, class_names: Sequence[str], seed: in
 
 
 def bootstrap_interval(hits: "np.ndarray[tuple[int], np.dtype[np.bool_]]", seed: int) -> tuple[float, float]:
-    """95 % percentile bootstrap of the mean of `hits`, in percent.
+    """95% percentile bootstrap of the mean of `hits`, in percent.
 
     Resampling m zeros and ones with replacement gives a binomial number of ones, so that is what is drawn.
     """
@@ -55,7 +55,7 @@ def bootstrap_interval(hits: "np.ndarray[tuple[int], np.dtype[np.bool_]]", seed:
 
 
 def _ranks(scores: Tensor, labels: Tensor) -> Tensor:
-    """How many classes come before the right one, (m,); NaN comes before everything."""
+    """Number of classes before the right one, (m,); NaN comes before everything."""
     right = scores.gather(1, labels[:, None])
     columns = torch.arange(scores.shape[1], device=scores.device)
     before = ~(scores <= right) | ((scores == right) & (columns < labels[:, None]))
@@ -78,7 +78,7 @@ def report(result: Result, directory: Path) -> Result:
     result = replace(result, floors={**floors, **result.floors})
     say_result(result)
     write_result(path, result)
-    log.info("written to %s", path)
+    log.info("Written to %s", path)
     return result
 
 
@@ -86,11 +86,11 @@ def say_result(result: Result) -> None:
     """Say a result in words."""
     a, say = result.accuracy, log.info
     say(f"{result.evaluation} of the {result.network} on {result.data}, {a.images:,} images")
-    say(f"top-1  {a.top1:.2f} %  (95 % interval {a.low:.2f} to {a.high:.2f})")
+    say(f"top-1  {a.top1:.2f}%  (95% interval {a.low:.2f} to {a.high:.2f})")
     if a.top5 is not None:
-        say(f"top-5  {a.top5:.2f} %")
+        say(f"top-5  {a.top5:.2f}%")
     for floor, top1 in result.floors.items():
-        say(f"floor  {top1:.2f} %  {floor}")
+        say(f"floor  {top1:.2f}%  {floor}")
     if len(a.per_class) <= 20:
         say("class  " + ", ".join(f"{name} {value:.1f}" for name, value in a.per_class.items()))
     else:

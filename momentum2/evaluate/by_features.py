@@ -14,7 +14,7 @@ from momentum2.runs.results import Accuracy
 #: (n, d) training features, (n,) labels, (m, d) test features, number of classes -> (m, classes) scores.
 Classify = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
-#: More would not move a floor by much: but the pixels of ImageNet would not fit into the memory of a GPU.
+#: More would hardly move a floor, and the pixels of ImageNet would not fit into the memory of a GPU.
 FLOOR_IMAGES = 100_000
 
 
@@ -24,9 +24,9 @@ def judge(
     """The accuracy of `classify` on the features of the subject's encoder, or of another one.
 
     Args:
-        limit: Learn from so many training images at most, a seeded choice.
+        limit: Learn from at most this many training images, a seeded choice.
     """
-    data, device = subject.labelled, subject.device
+    data, device = subject.labeled, subject.device
     images = data.train
     if limit is not None and len(images) > limit:
         images = Subset(images, seeded_subset(len(images), subject.options.seed, limit))
@@ -39,5 +39,5 @@ def judge(
 
 
 def judge_floors(subject: Subject, classify: Classify) -> dict[str, float]:
-    """top1 of the built-in baselines by the same means, learned from `FLOOR_IMAGES` images at most."""
+    """top1 of the built-in baselines by the same means, learned from at most `FLOOR_IMAGES` images."""
     return {name: judge(subject, classify, encoder, FLOOR_IMAGES).top1 for name, encoder in subject.floors()}

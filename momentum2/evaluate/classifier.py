@@ -1,4 +1,4 @@
-"""Training a classifier on labelled images, through the one loop: the linear head, or the whole network."""
+"""Training a classifier on labeled images, through the one loop: the linear head, or the whole network."""
 
 import copy
 import hashlib
@@ -25,6 +25,7 @@ from momentum2.evaluate.subject import Subject
 from momentum2.methods import Supervised
 from momentum2.norms import convert_norms
 from momentum2.runs.directory import Resume, open_run
+from momentum2.runs.results import RANDOM
 from momentum2.seeds import derive
 from momentum2.training.build import make_job
 from momentum2.training.loop import fit
@@ -46,7 +47,11 @@ class Classifier(Encoder):
 
 def run_directory(subject: Subject, evaluation: str, out: str | None) -> Path:
     """`out`, or by default a directory beside the weights."""
-    return Path(out or subject.directory / evaluation.replace(" ", "-") / subject.name.replace(" ", "-"))
+    beside = subject.directory / evaluation.replace(" ", "-")
+    old = beside / "random-initialisation"  # as version 0.1 called it
+    if not out and subject.name == RANDOM and old.exists():
+        return old
+    return Path(out or beside / subject.name.replace(" ", "-"))
 
 
 def classifier_config(
@@ -97,7 +102,7 @@ def train_classifier(
     plan = resolve(config, len(images), distributed.world_size())
     torch.manual_seed(derive(config.train.seed, "head"))
     encoder = copy.deepcopy(subject.encoder)
-    method = Supervised(config, plan.schedule, encoder, plan.local_devices, len(subject.labelled.class_names))
+    method = Supervised(config, plan.schedule, encoder, plan.local_devices, len(subject.labeled.class_names))
     if any(isinstance(m, nn.BatchNorm1d) for m in method.head.modules()):
         convert_norms(method.head, "synced")  # so that the number of processes makes no difference
     method.to(subject.device, memory_format=torch.channels_last)  # type: ignore[call-overload]

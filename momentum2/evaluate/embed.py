@@ -9,7 +9,7 @@ import numpy as np
 
 from momentum2 import distributed
 from momentum2.data import Dataset
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
 from momentum2.evaluate.features import Features
 from momentum2.evaluate.subject import Subject
 from momentum2.files import whole_file
@@ -34,9 +34,9 @@ def embed(subject: Subject, options: EmbedOptions) -> Features:
     """
     path = Path(options.out or "")
     if path.suffix not in (".npz", ".parquet"):
-        raise UserError("Say where the features go: --out FILE.npz or FILE.parquet.")
+        raise SettingError("out", "must be a file that ends in .npz or .parquet.")
     if not path.parent.is_dir():
-        raise UserError(f"The folder {path.parent} does not exist; make it, or choose another --out.")
+        raise SettingError("out", f"{path} is in a folder that does not exist. Create it, or choose another.")
     write = _write_npz if path.suffix == ".npz" else _parquet_writer()
     dataset = subject.images
     found = subject.features(dataset)
@@ -45,7 +45,9 @@ def embed(subject: Subject, options: EmbedOptions) -> Features:
             with whole_file(path) as file:
                 write(file, found, dataset)
         except OSError as error:
-            raise UserError(f"{path} cannot be written ({error.strerror}); choose another --out.") from None
+            raise SettingError(
+                "out", f"{path} cannot be written ({error.strerror}). Choose another file."
+            ) from None
     return found
 
 
@@ -71,7 +73,9 @@ def _parquet_writer() -> Callable[[BinaryIO, Features, Dataset], None]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
-        raise UserError("Parquet needs pyarrow: pip install 'momentum2[parquet]', or use .npz.") from None
+        raise UserError(
+            "Parquet files need pyarrow. Run pip install 'momentum2[parquet]', or use .npz."
+        ) from None
 
     def write(file: BinaryIO, found: Features, dataset: Dataset) -> None:
         x = found.features

@@ -1,4 +1,4 @@
-"""Weighted k nearest neighbours: the accuracy of features without training anything."""
+"""Weighted k nearest neighbors: the accuracy of features without training anything."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from momentum2.config import Count, Positive
-from momentum2.errors import UserError
+from momentum2.errors import SettingError
 from momentum2.evaluate.by_features import judge, judge_floors
 from momentum2.evaluate.subject import Subject
 from momentum2.runs.results import Result
@@ -17,12 +17,12 @@ _BLOCK = 2**25  # similarities that are in memory at a time
 
 @dataclass(frozen=True)
 class KnnOptions:
-    """How neighbours vote.
+    """How neighbors vote.
 
     Args:
-        k: Neighbours that vote.
-        temperature: A neighbour at cosine similarity s votes with weight exp(s / temperature).
-        floors: Measure random initialisation and raw pixels too, on at most 100,000 training images.
+        k: Number of neighbors that vote.
+        temperature: A neighbor at cosine similarity s votes with weight exp(s / temperature).
+        floors: Also measure random initialization and raw pixels, on at most 100,000 training images.
     """
 
     k: Count = 20
@@ -50,9 +50,9 @@ def evaluate_knn(subject: Subject, options: KnnOptions | None = None) -> Result:
 def knn_scores(
     bank: Tensor, bank_labels: Tensor, queries: Tensor, classes: int, k: int = 20, temperature: float = 0.07
 ) -> Tensor:
-    """Votes of the k nearest neighbours, (m, classes) float64, on the device of the features.
+    """Votes of the k nearest neighbors, (m, classes) float64, on the device of the features.
 
-    A neighbour at cosine similarity s votes for its class with weight exp(s / temperature), here divided by
+    A neighbor at cosine similarity s votes for its class with weight exp(s / temperature), here divided by
     exp(1 / temperature), which no comparison notices. Of equally similar ones the first is nearer.
 
     Args:
@@ -61,11 +61,9 @@ def knn_scores(
         queries: (m, d) features to classify.
     """
     if not 1 <= k <= len(bank):
-        raise UserError(
-            f"There are {len(bank):,} training images: choose k from 1 to {len(bank):,}, not {k}."
-        )
+        raise SettingError("k", f"must be from 1 to {len(bank):,}, the number of training images, not {k}.")
     if temperature <= 0:
-        raise UserError(f"The temperature of the votes must be above 0, not {temperature:g}.")
+        raise SettingError("temperature", f"must be above 0, not {temperature:g}.")
     bank, labels = F.normalize(bank.float(), dim=1), bank_labels.to(bank.device)
     parts = []
     for block in F.normalize(queries.float(), dim=1).split(max(1, _BLOCK // len(bank))):

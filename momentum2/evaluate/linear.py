@@ -29,13 +29,13 @@ class LinearOptions:
     """How the linear classifier is trained.
 
     Args:
-        protocol: That of the paper, MoCo, SimSiam or BYOL, all on random crops; cached fits center crops, in seconds.
+        protocol: Of the paper, MoCo, SimSiam or BYOL, on random crops; cached uses center crops and takes seconds.
         epochs: Passes over the training images (default: the protocol's).
         batch_size: Images per step, over all processes (default: the protocol's).
         lr: Learning rate per 256 images (default: the protocol's; paper: 0.2, but 0.5 on stl10, cifar and shapes).
-        floors: Measure random initialisation and raw pixels too, by the cached protocol on at most 100,000 images.
+        floors: Also measure random initialization and raw pixels, by the cached protocol on at most 100,000 images.
         out: Run directory of the head (default: beside the weights).
-        resume: auto goes on where the run directory is; never refuses to; must refuses to start anew.
+        resume: auto: resume or start. never: only start. must: only resume.
     """
 
     protocol: ProtocolName | Literal["cached"] = "paper"
@@ -66,7 +66,7 @@ def _cached(subject: Subject, floors: bool) -> Result:
 
 
 def _trained(subject: Subject, name: ProtocolName, o: LinearOptions) -> Result | None:
-    data, protocol = subject.labelled, PROTOCOLS[name]
+    data, protocol = subject.labeled, PROTOCOLS[name]
     epochs = protocol.epochs if o.epochs is None else o.epochs
     batch_size = protocol.batch_size if o.batch_size is None else o.batch_size
     lr = default_lr(name, subject.options.data.name) if o.lr is None else o.lr

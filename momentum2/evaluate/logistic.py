@@ -12,7 +12,7 @@ STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 HELD_OUT = 0.2  # share of the training images on which the strength is chosen
 
 
-class Standardise:
+class Standardize:
     """Features minus their mean, over their standard deviation, both those of the training features."""
 
     def __init__(self, features: Tensor) -> None:
@@ -58,7 +58,7 @@ def choose_strength(x: Tensor, y: Tensor, classes: int, seed: int) -> float:
     held_out = torch.zeros(len(y), dtype=torch.bool, device=y.device)
     held_out[torch.from_numpy(stratified(y.cpu().numpy(), HELD_OUT, seed)).to(y.device)] = True
     inside, outside = x[~held_out], x[held_out]
-    scale = Standardise(inside)
+    scale = Standardize(inside)
     inside, outside = scale(inside), scale(outside)
     weights, accuracies = None, [0.0]
     for strength in STRENGTHS:  # from strong to weak, each from the minimum of the one before
@@ -72,5 +72,5 @@ def choose_strength(x: Tensor, y: Tensor, classes: int, seed: int) -> float:
 def probe(x: Tensor, y: Tensor, test: Tensor, classes: int, seed: int) -> Tensor:
     """Class scores (m, classes) of test features (m, d), which have no part in choosing the strength."""
     strength = choose_strength(x, y, classes, seed)
-    scale = Standardise(x)
+    scale = Standardize(x)
     return logits(scale(test), fit_logistic(scale(x), y, classes, strength))

@@ -9,7 +9,7 @@ from momentum2.augment import view_specs
 from momentum2.backbones import Encoder
 from momentum2.config import Config, Network, ViewsConfig
 from momentum2.data import Dataset, open_dataset
-from momentum2.errors import UserError
+from momentum2.errors import called
 from momentum2.evaluate.accuracy import top1_top5
 from momentum2.evaluate.features import Features, extract
 from momentum2.evaluate.knn import knn_scores
@@ -25,10 +25,8 @@ def online_knn(config: Config) -> Score | None:
     data, monitor = config.eval_data, config.monitor
     if data.name == "none" or monitor.knn_every == 0:
         return None
-    try:
+    with called({"data.": "eval_data."}):
         train, test = open_dataset(data, seed=config.train.seed), open_dataset(data, data.test_split)
-    except UserError as error:  # the words are those for the images to train on
-        raise UserError(str(error).replace("--data.", "--eval_data.")) from None
     if train.labels is None or test.labels is None:
         return None
     # Bad images are counted where they are trained on; of a small part one is many.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from momentum2.config import Count, NotNegative, OptimConfig
 from momentum2.data.dataset import Subset
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
 from momentum2.evaluate.accuracy import measure
 from momentum2.evaluate.classifier import Classifier, classifier_config, run_directory, train_classifier
 from momentum2.evaluate.features import shuffled_views
@@ -22,12 +22,12 @@ class SemiOptions:
 
     Args:
         fraction: Share of each class's training images that keep their labels, such as 0.01 or 0.1.
-        list: Instead of a fraction: text file of image names, as SimCLR's lists for ImageNet.
-        epochs: Passes over these images (default: 20 if they are less than 5 % of all, else 15).
+        list: Instead of a fraction: a text file of image names, such as SimCLR's lists for ImageNet.
+        epochs: Passes over these images (default: 20 if they are less than 5% of all, else 15).
         batch_size: Images per step, over all processes (default: 1024, or all if they are fewer).
         lr: Learning rate per 256 images.
         out: Run directory of the fine-tuning (default: beside the weights).
-        resume: auto goes on where the run directory is; never refuses to; must refuses to start anew.
+        resume: auto: resume or start. never: only start. must: only resume.
     """
 
     fraction: float | None = None
@@ -44,11 +44,13 @@ def evaluate_semi(subject: Subject, options: SemiOptions) -> Result | None:
 
     A subject with `weights="random"` is the baseline: the same training on the same labels from scratch.
     """
-    o, data = options, subject.labelled
+    o, data = options, subject.labeled
     if subject.name == PIXELS:
-        raise UserError("Raw pixels have nothing to fine-tune; use --weights given or random.")
+        raise SettingError(
+            "weights", "cannot be pixels, because there is nothing to fine-tune. Use given or random."
+        )
     if (o.fraction is None) == (o.list is None):
-        raise UserError("Say which labels may be used: either --fraction 0.1 or --list FILE.")
+        raise UserError("Choose the labels that may be used: pass either fraction or list.")
     if o.fraction is not None:
         assert data.train.labels is not None
         chosen, name = stratified(data.train.labels, o.fraction, subject.options.seed), f"semi {o.fraction:g}"

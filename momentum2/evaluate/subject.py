@@ -1,4 +1,4 @@
-"""What is evaluated, and on what: an encoder from any source, and labelled images."""
+"""What is evaluated, and on what: an encoder from any source, and labeled images."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from momentum2.backbones import Encoder
 from momentum2.config import OWN, Count, DataConfig, Network, Precision, Stem, ViewsConfig, Width
 from momentum2.data import Dataset, open_dataset
 from momentum2.distributed.together import joined
-from momentum2.errors import SettingError, UserError
+from momentum2.errors import SettingError, UserError, called
 from momentum2.evaluate.features import Features, extract
 from momentum2.evaluate.floors import Pixels, random_encoder
 from momentum2.runs.encoder import EncoderCard, load_encoder, read_card
@@ -34,16 +34,16 @@ class SubjectOptions:
     """Which network is evaluated on which images.
 
     Args:
-        data: Labelled images: split to learn from, test_split to test on (default: the run's eval_data).
+        data: Labeled images: split to learn from, test_split to test on (default: the run's eval_data).
         network: teacher or student (default: the one that the run exports).
-        weights: given ones, or a floor instead: the architecture at random initialisation, or raw pixels.
-        backbone: Architecture of a state dict from elsewhere; a ResNet's is found by itself.
+        weights: given, or a floor: the architecture at random initialization (random), or raw pixels (pixels).
+        backbone: Architecture of a state dict from elsewhere; that of a ResNet is detected.
         stem: Stem of a state dict from elsewhere.
         width: Width of a state dict from elsewhere.
-        feature_batch: Images at a time where only features are computed.
-        precision: auto is bf16 where the device computes in it, else fp32.
+        feature_batch: Images per batch when only features are computed.
+        precision: auto is bf16 if the device supports it, else fp32.
         device: auto, cpu, cuda, cuda:1, mps.
-        threads: CPU threads per process (default: torch's own choice); other numbers give other last bits.
+        threads: CPU threads per process (default: torch's); it affects the last bits of the results.
         seed: Seed of every random choice.
     """
 
@@ -61,7 +61,7 @@ class SubjectOptions:
 
 
 @dataclass(frozen=True)
-class Labelled:
+class Labeled:
     """Training and test images with one numbering of the classes."""
 
     train: Dataset
@@ -71,7 +71,7 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Subject:
-    """An encoder on its device, with the data that it is to be evaluated on.
+    """An encoder on its device, with the data to evaluate it on.
 
     Args:
         encoder: The network, or a floor.
@@ -91,7 +91,7 @@ class Subject:
 
     @property
     def spec(self) -> ViewSpec:
-        """The view that is shown in evaluation: the centre, at the data's image size."""
+        """The view that is shown in evaluation: the center, at the data's image size."""
         (shown,) = view_specs(ViewsConfig("evaluation"), self.options.data.image_size)
         return replace(shown, mean=self.card.mean, std=self.card.std)
 
@@ -111,7 +111,7 @@ class Subject:
         o = self.options
         return {
             "image size": o.data.image_size,
-            "training images": len(self.labelled.train),
+            "training images": len(self.labeled.train),
             "steps": self.card.step,
             "precision": o.precision,
             "seed": o.seed,
@@ -123,7 +123,7 @@ class Subject:
         return open_dataset(self.options.data, seed=self.options.seed)
 
     @cached_property
-    def labelled(self) -> Labelled:
+    def labeled(self) -> Labeled:
         """Those, and those of `data.test_split`, with their labels."""
         data = self.options.data
         return check_labels(self.images, open_dataset(data, data.test_split))
@@ -144,7 +144,7 @@ class Subject:
     def floors(self) -> Iterator[tuple[str, Encoder]]:
         """The built-in baselines with their names; none for a floor itself."""
         if self.options.weights == "given":
-            if self.card.backbone != OWN:  # of a network of the user's own we have no untrained copy
+            if self.card.backbone != OWN:  # there is no untrained copy of a custom network
                 yield self.floor("random")
             yield self.floor("pixels")
 
@@ -171,23 +171,26 @@ def data_of(source: str | os.PathLike[str]) -> DataConfig:
 def open_subject(
     source: str | os.PathLike[str], options: SubjectOptions | None = None, encoder: nn.Module | None = None
 ) -> Iterator[Subject]:
-    """Load what is to be evaluated; until the end of the block, processes of torchrun work together.
+    """Load what is evaluated; until the end of the block, processes of torchrun work together.
 
     Args:
         source: A run directory, one of its checkpoints, an `encoder.safetensors` or another file of weights.
         options: Its data of kind "none" stands for the run's own evaluation data.
-        encoder: The network, where a run was started with one of the user's own.
+        encoder: The network, where the run was started with a custom one.
     """
     options = options or SubjectOptions()
     check(options)
-    with _flags_without_section(), joined(device := choose_device(options.device)):
+    with called({"train.": "", "optim.": ""}), joined(device := choose_device(options.device)):
         if options.threads:
             torch.set_num_threads(options.threads)
         loaded = load_encoder(source, options.network, options.backbone, options.stem, options.width, encoder)
         if options.data.name == "none":
             options = replace(options, data=data_of(source))
         if options.data.name == "none":
-            raise UserError(f"{source} names no evaluation data: say which with --data.name and --data.root.")
+            raise SettingError(
+                "data.name",
+                f"is not set, and {source} has no evaluation data. Choose a data set and its root.",
+            )
         network = cast(Encoder, loaded.encoder)
         network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         path, card = Path(source), loaded.card
@@ -198,38 +201,26 @@ def open_subject(
         yield subject
 
 
-def check_labels(train: Dataset, test: Dataset) -> Labelled:
+def check_labels(train: Dataset, test: Dataset) -> Labeled:
     """Both data sets, if a classifier can be trained on one and tested on the other."""
     for dataset, what in ((train, "training"), (test, "test")):
         if len(dataset) == 0:
-            raise UserError(f"There are no {what} images: name a split that has some.")
+            raise UserError(f"There are no {what} images. Choose a split that has some.")
         if dataset.labels is None or dataset.class_names is None:
-            raise UserError(f"The {what} images have no labels: put each class into a folder of its own.")
+            raise UserError(f"The {what} images have no labels. Put each class in its own folder.")
     if train.class_names != test.class_names:
         raise UserError(
-            f"The training images have {len(train.class_names or ())} classes, the test images have"
-            f" {len(test.class_names or ())} that are not the same: take both from one data set."
+            f"The training images ({len(train.class_names or ())} classes) and the test images "
+            f"({len(test.class_names or ())} classes) have different classes. Take both from one data set."
         )
     names, counts = train.class_names or (), np.bincount(test.labels)  # type: ignore[arg-type]
     unseen = np.setdiff1d(test.labels, train.labels)  # type: ignore[arg-type]
     if len(unseen):
         raise UserError(
-            f"There is no training image of class {names[unseen[0]]}, which {counts[unseen[0]]:,} test images"
-            f" have, and so for {len(unseen)} of {len(names)} classes: add some, or raise --data.train_size."
+            f"There is no training image of class {names[unseen[0]]}, which has {counts[unseen[0]]:,} test images. The "
+            f"same holds for {len(unseen)} of {len(names)} classes. Add training images, or raise data.train_size."
         )
-    return Labelled(train, test, train.class_names or ())
-
-
-@contextmanager
-def _flags_without_section() -> Iterator[None]:
-    """What training calls --train.batch_size is --batch_size here."""
-    try:
-        yield
-    except SettingError as error:
-        name = error.setting.removeprefix("train.").removeprefix("optim.")
-        raise type(error)(name, error.problem, error.source) from None
-    except UserError as error:
-        raise type(error)(str(error).replace("--train.", "--")) from None
+    return Labeled(train, test, train.class_names or ())
 
 
 def _directory(source: Path) -> Path:

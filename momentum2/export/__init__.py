@@ -1,7 +1,6 @@
 """Weights for the tools that people already use. To add one: write its file, add its line."""
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from momentum2.augment import render
 from momentum2.config import OWN, DataConfig, DataName, Network
 from momentum2.data import iterate, open_dataset
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, called, hint
 from momentum2.export import detectron2, huggingface, onnx, timm, torchvision
 from momentum2.export.model_card import model_card
 from momentum2.export.target import Target
@@ -33,7 +32,7 @@ def export(
     out: str | Path,
     network: Network | None = None,
     recalibrate: str | Path | None = None,
-    licence: str = "unknown",
+    license: str = "unknown",
     encoder: nn.Module | None = None,
 ) -> str:
     """Write an encoder for another tool into the new folder `out`, whole or not at all, with a model card.
@@ -43,27 +42,25 @@ def export(
         format: One of `FORMATS`.
         out: A folder that does not exist yet, or is empty.
         network: teacher or student; by default the one that the run exports.
-        recalibrate: A folder or archive of images, to measure the batch-norm statistics anew.
-        licence: Licence of the weights, for the model card.
-        encoder: The network, where a run was started with one of the user's own.
+        recalibrate: A folder or archive of images, to measure the batch-norm statistics again.
+        license: License of the weights, for the model card.
+        encoder: The network, where the run was started with a custom one.
 
     Returns:
         The lines of Python that load what was written.
     """
     if format not in FORMATS:
-        close = get_close_matches(format, FORMATS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(FORMATS)}."
-        raise UserError(f"There is no export format called {format!r}; {hint}")
+        raise SettingError("format", f"{format!r} does not exist. {hint(format, FORMATS)}")
     source, out, target = Path(source), Path(out), FORMATS[format]
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists already; choose another --out or remove it.")
+        raise SettingError("out", f"{out} already exists. Choose another folder, or remove it.")
     loaded = load_encoder(source, network, encoder=encoder)
     if loaded.card.backbone == OWN and format != "onnx":
-        raise UserError(f"{format} does not know a network of the user's own; choose the format onnx.")
+        raise SettingError("format", f"{format} does not know custom networks. Choose onnx.")
     if recalibrate is not None:
         recalibrate_norms(loaded.encoder, _views(Path(recalibrate), loaded.card))
     lines = target.lines(loaded, out)
-    card = model_card(loaded.card, source, lines, licence, Path(recalibrate).name if recalibrate else None)
+    card = model_card(loaded.card, source, lines, license, Path(recalibrate).name if recalibrate else None)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with whole_folder(out) as folder:
@@ -71,16 +68,21 @@ def export(
             name = "README.md" if format == "huggingface" else "MODEL_CARD.md"  # the Hub shows the former
             (folder / name).write_text(card, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror}); choose another --out.") from None
+        raise SettingError(
+            "out", f"{out} cannot be written ({error.strerror}). Choose another folder."
+        ) from None
     return lines
 
 
 def _views(images: Path, card: EncoderCard, batch_size: int = 64) -> Iterator[Tensor]:
-    """The images as evaluations show them, shuffled, for a folder has them class by class."""
+    """The images as evaluations show them, shuffled, because a folder has them class by class."""
     name: DataName = "folder" if images.is_dir() else "archive"
-    dataset = open_dataset(DataConfig(name, str(images), cache="off"))
+    with called({"data.root": "recalibrate"}):
+        dataset = open_dataset(DataConfig(name, str(images), cache="off"))
     if len(dataset) < 2:
-        raise UserError(f"{images} has {len(dataset)} image; batch norm needs at least 2 to be recalibrated.")
+        raise SettingError(
+            "recalibrate", f"{images} has {len(dataset)} image, but batch norm needs at least 2."
+        )
     order = np.random.default_rng(0).permutation(len(dataset))
     while len(dataset) % batch_size == 1:  # a single image has no variance where its map is 1x1
         batch_size -= 1

@@ -23,13 +23,13 @@ def run_of(source: Path) -> Path | None:
     return next((p for p in (source, *source.parents[:2]) if (p / CONFIG).is_file()), None)
 
 
-def model_card(card: EncoderCard, source: Path, lines: str, licence: str, recalibrated: str | None) -> str:
+def model_card(card: EncoderCard, source: Path, lines: str, license: str, recalibrated: str | None) -> str:
     """The text of MODEL_CARD.md, with the front matter that the Hugging Face Hub reads."""
     run = run_of(source)
     parts = [
-        f"---\nlicense: {licence}\nlibrary_name: timm\npipeline_tag: image-feature-extraction\n---",
+        f"---\nlicense: {license}\nlibrary_name: timm\npipeline_tag: image-feature-extraction\n---",
         f"# {card.backbone}, pretrained by momentum2",
-        _table(_facts(card, run, licence, recalibrated)),
+        _table(_facts(card, run, license, recalibrated)),
         f"## Loading\n\n```python\n{lines}```",
         f"## Numbers\n\n{_table(numbers) if (numbers := _numbers(run)) else 'None were measured.'}",
     ]
@@ -38,7 +38,7 @@ def model_card(card: EncoderCard, source: Path, lines: str, licence: str, recali
     return "\n\n".join(parts) + "\n"
 
 
-def _facts(card: EncoderCard, run: Path | None, licence: str, recalibrated: str | None) -> dict[str, str]:
+def _facts(card: EncoderCard, run: Path | None, license: str, recalibrated: str | None) -> dict[str, str]:
     origin = (
         f"{card.network} of {card.method} after {card.step:,} steps" if card.step is not None else "unknown"
     )
@@ -50,13 +50,13 @@ def _facts(card: EncoderCard, run: Path | None, licence: str, recalibrated: str 
         "network": f"{card.backbone}, stem {card.stem}, width {card.width:g}, without classifier",
         "output": f"{card.feature_dim} pooled features",
         "input": f"RGB, {card.image_size} × {card.image_size}: shorter side to {side} ({card.interpolation}, "
-        f"antialiased), centre, scaled to [0, 1], minus {list(card.mean)}, divided by {list(card.std)}",
+        f"antialiased), center, scaled to [0, 1], minus {list(card.mean)}, divided by {list(card.std)}",
         "origin": origin,
         "training data": data or card.data or "unknown",
-        "licence": licence,
+        "license": license,
         "written by": f"momentum2 {card.version}",
     }
-    return facts | ({"batch norm": f"statistics measured anew on {recalibrated}"} if recalibrated else {})
+    return facts | ({"batch norm": f"statistics measured again on {recalibrated}"} if recalibrated else {})
 
 
 def _numbers(run: Path | None) -> dict[str, str]:
@@ -72,8 +72,8 @@ def _numbers(run: Path | None) -> dict[str, str]:
     for name, result in read_results(run / RESULTS).items():
         accuracy: Any = result.get("accuracy")
         if accuracy:
-            interval = f"95 % interval {accuracy['low']:.2f} to {accuracy['high']:.2f}"
-            numbers[name.replace(" | ", ", ")] = f"top-1 {accuracy['top1']:.2f} % ({interval})"
+            interval = f"95% interval {accuracy['low']:.2f} to {accuracy['high']:.2f}"
+            numbers[name.replace(" | ", ", ")] = f"top-1 {accuracy['top1']:.2f}% ({interval})"
     return numbers
 
 

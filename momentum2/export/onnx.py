@@ -22,7 +22,7 @@ def write(loaded: LoadedEncoder, folder: Path) -> None:
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError:
-        raise UserError("Export to onnx needs more packages: pip install 'momentum2[export]'.") from None
+        raise UserError("Export to ONNX needs more packages. Run pip install 'momentum2[export]'.") from None
     size, path = loaded.card.image_size, folder / "model.onnx"
     images = torch.randn(7, 3, size, size, generator=torch.Generator().manual_seed(0))
     with warnings.catch_warnings():
@@ -54,7 +54,7 @@ def _compare(loaded: LoadedEncoder, images: Tensor, features: object) -> None:
     difference = float((torch.as_tensor(features) - expected).abs().max() / scale)
     if not difference <= TOLERANCE:
         raise UserError(
-            f"The ONNX graph differs from the encoder by {difference:.1e} and was not kept; try other "
+            f"The ONNX graph differs from the encoder by {difference:.1e} and was not kept. Try other "
             "versions of torch and onnxscript."
         )
 

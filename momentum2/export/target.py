@@ -44,21 +44,18 @@ def write_preprocessing(folder: Path, card: EncoderCard) -> None:
 def require_resnet(card: EncoderCard, tool: str) -> None:
     """Refuse what is not a ResNet of torchvision: `tool` has other names for its parts."""
     if card.backbone not in RESNETS:
-        raise UserError(
-            f"{tool} takes ResNets, for which it has torchvision's names, and not {card.backbone}; export to "
-            "torchvision or onnx."
-        )
+        raise UserError(f"{tool} takes ResNets, not {card.backbone}. Export to torchvision or onnx.")
 
 
 def require_usual(card: EncoderCard, tool: str, any_width: bool = False) -> None:
     """Refuse a stem or a width that `tool` does not build."""
-    unusual, flags = [], []
+    unusual, settings = [], []
     if card.stem != "imagenet":
-        unusual, flags = [f"with the 3x3 stem {card.stem}"], ["--model.stem imagenet"]
+        unusual, settings = [f"with the 3x3 stem {card.stem}"], ["model.stem imagenet"]
     if card.width != 1 and not any_width:
-        unusual, flags = [*unusual, f"of width {card.width:g}"], [*flags, "--model.width 1"]
+        unusual, settings = [*unusual, f"of width {card.width:g}"], [*settings, "model.width 1"]
     if unusual:
         raise UserError(
-            f"{tool} has no {card.backbone} {' and '.join(unusual)}; export to onnx, or pretrain with "
-            f"{' '.join(flags)}."
+            f"{tool} has no {card.backbone} {' and '.join(unusual)}. Export to onnx, or pretrain with "
+            f"{' and '.join(settings)}."
         )

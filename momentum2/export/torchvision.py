@@ -21,7 +21,7 @@ def write(loaded: LoadedEncoder, folder: Path) -> None:
     require_usual(card, "torchvision")
     if card.backbone.startswith(_OTHERWISE):
         raise UserError(
-            f"torchvision's {card.backbone} without its classifier gives other features; export to onnx."
+            f"torchvision's {card.backbone} without its classifier gives other features. Export to onnx."
         )
     save_encoder(folder / "model.safetensors", loaded.encoder, loaded.card)
     torch.save(loaded.encoder.state_dict(), folder / "model.pth")

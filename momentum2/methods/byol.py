@@ -1,4 +1,4 @@
-"""BYOL, and with it Momentum² Teacher: BYOL whose teacher normalises with momentum statistics."""
+"""BYOL, and with it Momentum² Teacher: BYOL whose teacher normalizes with momentum statistics."""
 
 import torch
 import torch.nn.functional as F

@@ -14,7 +14,7 @@ from momentum2.teacher import MomentumTeacher, TeacherNorm
 
 
 class Output(NamedTuple):
-    """Result of one micro-batch: the loss, and N×d outputs where their spread is to be watched for collapse."""
+    """Result of one micro-batch: the loss, and N×d outputs if their spread should be watched for collapse."""
 
     loss: Tensor
     z: Tensor | None
@@ -54,7 +54,7 @@ class Method(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
-        """Loss of one micro-batch; each view is N×3×S×S, normalised."""
+        """Loss of one micro-batch; each view is N×3×S×S, normalized."""
 
     def after_step(self, k: int) -> None:
         """Commit the statistics of every Momentum BN but a teacher's, whose own `update` commits them."""

@@ -1,4 +1,4 @@
-"""Batch norm in three moves: take the batch's statistics, decide what to normalise by, normalise.
+"""Batch norm in three moves: take the batch's statistics, decide what to normalize by, normalize.
 
 A batch (n, c, ...) is that of k devices with n/k consecutive samples each. Statistics are (k, c), in fp32
 (fp64 for fp64 input), with the biased variance. Norms differ in the middle move alone, a `Statistics`.
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from momentum2.errors import UserError
 
-#: (mean, var, values per channel and device) of the batch -> (mean, var) to normalise by; differentiable.
+#: (mean, var, values per channel and device) of the batch -> (mean, var) to normalize by; differentiable.
 Statistics = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
@@ -25,10 +25,10 @@ def batch_norm(
     statistics: Statistics,
     devices: int = 1,
 ) -> Tensor:
-    """Normalise x (n, c, ...) by what `statistics` makes of its own; gradients flow through those too."""
+    """Normalize x (n, c, ...) by what `statistics` makes of its own; gradients flow through those too."""
     if len(x) % devices:
         raise UserError(
-            f"A batch of {len(x)} samples cannot be divided among {devices} devices; choose a batch size that is "
+            f"A batch of {len(x)} samples cannot be divided among {devices} devices. Choose a batch size that is "
             f"a multiple of {devices}."
         )
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
@@ -72,15 +72,15 @@ class _BatchNorm(torch.autograd.Function):
         scale = rstd if weight is None else rstd * weight
 
         g = _per_device(grad, devices)
-        centred = _centred(x, _per_device(x, devices), mean)
+        centered = _centered(x, _per_device(x, devices), mean)
         dims = _reduced(x)
         sum_g = g.sum(dims)  # (k, c), as all that follows
-        sum_gx = ((g * centred).sum(dims) + (mean - used_mean) * sum_g) * rstd  # Σ g · normalised x
+        sum_gx = ((g * centered).sum(dims) + (mean - used_mean) * sum_g) * rstd  # Σ g · normalized x
         to_used = -scale * sum_g, -0.5 * scale * rstd * sum_gx
         to_mean, to_var = torch.autograd.grad(used, ours, to_used, retain_graph=True)
 
         n = _count(x, devices)
-        dx = torch.addcmul((to_mean / n).view(over), centred, (to_var * (2 / n)).view(over), out=centred)
+        dx = torch.addcmul((to_mean / n).view(over), centered, (to_var * (2 / n)).view(over), out=centered)
         dx = dx.addcmul_(g, scale.view(over)).flatten(0, 1).to(x.dtype)
         dweight = None if weight is None else sum_gx.sum(0).to(weight.dtype)
         dbias = None if bias is None else sum_g.sum(0).to(bias.dtype)
@@ -108,11 +108,11 @@ def _forward(
         y = torch.addcmul(shift.view(over), chunks, scale.view(over))
     else:
         var, mean = torch.var_mean(chunks, _reduced(x), correction=0)
-        centred = _centred(x, chunks, mean)
+        centered = _centered(x, chunks, mean)
         used_mean, used_var = statistics(mean, var, n)
         scale = (used_var + eps).rsqrt() if weight is None else (used_var + eps).rsqrt() * weight
         shift = (mean - used_mean) * scale if bias is None else (mean - used_mean) * scale + bias
-        y = torch.addcmul(shift.view(over), centred, scale.view(over), out=None if compiling else centred)
+        y = torch.addcmul(shift.view(over), centered, scale.view(over), out=None if compiling else centered)
     # Not a view: what follows, such as ReLU(inplace=True), may write into the output.
     return torch.ops.aten._unsafe_view(y, x.shape).to(x.dtype)  # type: ignore[no-any-return]
 
@@ -136,7 +136,7 @@ def _per_device(x: Tensor, devices: int) -> Tensor:
     return x.view(devices, len(x) // devices, *x.shape[1:]).to(_statistics_dtype(x))
 
 
-def _centred(x: Tensor, chunks: Tensor, mean: Tensor) -> Tensor:
+def _centered(x: Tensor, chunks: Tensor, mean: Tensor) -> Tensor:
     """`chunks = _per_device(x)` less the mean (devices, c), in the memory of chunks where that is not x's."""
     own = chunks.dtype != x.dtype and not torch.compiler.is_compiling()
     return torch.sub(chunks, mean.view(_per_channel(x)), out=chunks if own else None)

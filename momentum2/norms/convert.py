@@ -21,7 +21,7 @@ _KNOWN = (*_TORCH, nn.SyncBatchNorm, LocalBatchNorm, SyncedBatchNorm, MomentumBa
 def convert_norms(
     module: nn.Module, kind: NormName | OldName, devices: int = 1, compat: Compat = "paper"
 ) -> int:
-    """Make every batch norm inside `module` one of `kind`, in place; returns how many there are.
+    """Make every batch norm inside `module` one of `kind`, in place; returns their number.
 
     Parameters stay the very same objects (an optimizer that holds them keeps working); statistics, device,
     dtype and training flag are kept. Statistics that a norm has gathered become the history of a Momentum BN;
@@ -40,7 +40,7 @@ def convert_norms(
         kind = "local"
     if isinstance(module, _BatchNorm):
         raise UserError(
-            "A batch norm cannot replace itself; put it into a module, such as nn.Sequential, first."
+            "A batch norm cannot replace itself. Put it into a module such as nn.Sequential first."
         )
     modules = list(module.modules())
     # All are made before the first is put in place: an error leaves the network as it was.
@@ -71,7 +71,7 @@ def _converted(old: _BatchNorm, kind: NormName | OldName, devices: int, compat: 
     elif kind == "momentum":
         norm = MomentumBatchNorm(old.num_features, old.eps, old.affine, devices, compat)
     else:
-        raise UserError(f"There is no norm called {kind!r}; choose local, synced or momentum.")
+        raise UserError(f"There is no norm called {kind!r}. Choose local, synced or momentum.")
     norm.to(old.running_mean.device, old.running_mean.dtype)
     norm.weight, norm.bias = old.weight, old.bias
     for name in ("running_mean", "running_var", "num_batches_tracked"):

@@ -7,7 +7,7 @@ from momentum2.norms.base import PlainBatchNorm
 
 
 class LocalBatchNorm(PlainBatchNorm):
-    """Batch norm of k devices in one batch: every n/k consecutive samples have statistics of their own.
+    """Batch norm of k devices in one batch: every n/k consecutive samples have their own statistics.
 
     Outputs and gradients are those of k separate replicas. The running statistics are the first replica's, as
     when a run on k devices saves its first; evaluation mode is plain batch norm on them.

@@ -32,8 +32,8 @@ class MomentumBatchNorm(PlainBatchNorm):
         num_features: c of an input (n, c, ...) of 2 to 5 dimensions.
         eps: Added to the variance.
         affine: Learn a weight and a bias per channel.
-        devices: k, the devices whose samples come in one batch: each n/k consecutive samples have statistics
-            and a history of their own.
+        devices: k, the devices whose samples come in one batch: each n/k consecutive samples have their
+            own statistics and history.
         compat: "official" multiplies the variance by (n/(n−1))², as the authors' released code does.
     """
 
@@ -72,7 +72,7 @@ class MomentumBatchNorm(PlainBatchNorm):
     @alpha.setter
     def alpha(self, value: float) -> None:
         if not 0 <= value <= 1:
-            raise UserError(f"alpha is the weight of the current batch, between 0 and 1, not {value}.")
+            raise UserError(f"alpha, the weight of the current batch, must be between 0 and 1, not {value}.")
         self._alpha.fill_(value)
 
     def histories(self) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Batch-norm statistics measured anew, over given data."""
+"""Batch-norm statistics measured again, over given data."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def recalibrate(module: nn.Module, batches: Iterable[Tensor]) -> None:
     """Replace the running statistics of every batch norm by those of one pass over `batches` (n, 3, h, w).
 
     Each norm gets the exact mean and (biased) variance of all values that reach it while every norm
-    normalises with the statistics of the batch, as in training. With a single batch, evaluation mode then
+    normalizes with the statistics of the batch, as in training. With a single batch, evaluation mode then
     gives the very outputs of training mode. Everything else, dropout too, is in evaluation mode meanwhile.
     """
     norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]

@@ -27,8 +27,8 @@ def confusion_part(learned: Learned) -> str:
     counts = confusion(learned)
     right, total = int(np.trace(counts)), int(counts.sum())
     caption = (
-        f"{right / total:.1%} of these images are classified rightly by the {learned.k} nearest others on this page; "
-        "evaluate knn, with all training images as neighbours, is the better measure."
+        f"{right / total:.1%} of these images are classified correctly by the {learned.k} nearest others on this page; "
+        "evaluate knn, with all training images as neighbors, is the better measure."
     )
     matrix = _matrix(counts, learned.class_names) if len(counts) <= _MOST else ""
     wrong = counts * (1 - np.eye(len(counts), dtype=np.int64))
@@ -57,7 +57,7 @@ def _matrix(counts: Ints, names: Sequence[str]) -> str:
         lines.append(f'<tr><th scope="row">{escape(name)}</th>{"".join(cells)}</tr>')
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="Confusion matrix"><table class="confusion">'
-        "<caption>Rows: the class of an image; columns: the class of its neighbours</caption>"
+        "<caption>Rows: the class of an image; columns: the class of its neighbors</caption>"
         f"<thead><tr><td></td>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
 
@@ -85,7 +85,7 @@ def settings_part(run: Snapshot) -> str:
     text = config.read_text(encoding="utf-8", errors="replace")
     parts = [f"<h4>Run it again</h4><pre>{escape(commands)}</pre>"]
     if run.plan:
-        parts.append(f"<h4>What it comes to</h4><pre>{escape(run.plan)}</pre>")
+        parts.append(f"<h4>What it resolves to</h4><pre>{escape(run.plan)}</pre>")
     parts.append(f"<details><summary>All settings (config.yaml)</summary><pre>{escape(text)}</pre></details>")
     return "".join(parts)
 

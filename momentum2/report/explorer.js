@@ -1,11 +1,11 @@
-// The map of images and the gallery of neighbours. Names are only ever set as text.
+// The map of images and the gallery of neighbors. Names are only ever set as text.
 const SPRITES = JSON.parse(byId("sprites").textContent);
-const CLASS_COLOURS = ["#4e79d6", "#e8842c", "#3aa655", "#d94f4a", "#9467c9", "#98694f", "#df78b8", "#8a8f99", "#b5ae22", "#22b0c2"];
-const classColour = (label, count) => (count <= 10 ? CLASS_COLOURS[label] : "hsl(" + ((label * 137.508) % 360).toFixed(0) + " 65% " + (label % 2 ? 45 : 60) + "%)");
+const CLASS_COLORS = ["#4e79d6", "#e8842c", "#3aa655", "#d94f4a", "#9467c9", "#98694f", "#df78b8", "#8a8f99", "#b5ae22", "#22b0c2"];
+const classColor = (label, count) => (count <= 10 ? CLASS_COLORS[label] : "hsl(" + ((label * 137.508) % 360).toFixed(0) + " 65% " + (label % 2 ? 45 : 60) + "%)");
 
 const canvas = byId("map"), pen = canvas.getContext("2d"), tip = byId("tip");
 let shown = null;                                  // the map of the chosen run
-let selected = -1, chosen = -1, highlighted = -1;  // dot under the pointer; dot whose neighbours are shown; class
+let selected = -1, chosen = -1, highlighted = -1;  // dot under the pointer; dot whose neighbors are shown; class
 let view = { x: 0.5, y: 0.5, zoom: 1 };
 const MARGIN = 16;
 
@@ -61,7 +61,7 @@ function drawDots(ratio) {
       const bright = highlighted < 0 || highlighted === label;
       if (bright !== (pass === 1)) continue;
       dots.globalAlpha = bright ? 0.8 : 0.12;
-      dots.fillStyle = shown.labels ? classColour(label, groups) : variable("--accent");
+      dots.fillStyle = shown.labels ? classColor(label, groups) : variable("--accent");
       dots.beginPath();
       for (const i of shown.members[label]) {
         const x = toX(i), y = toY(i);
@@ -84,7 +84,7 @@ function drawMap() {
   if (chosen >= 0) {
     pen.strokeStyle = variable("--soft");
     pen.lineWidth = 1;
-    for (const j of shown.neighbours[chosen]) { pen.beginPath(); pen.moveTo(toX(chosen), toY(chosen)); pen.lineTo(toX(j), toY(j)); pen.stroke(); }
+    for (const j of shown.neighbors[chosen]) { pen.beginPath(); pen.moveTo(toX(chosen), toY(chosen)); pen.lineTo(toX(j), toY(j)); pen.stroke(); }
   }
   for (const i of [chosen, selected]) {
     if (i < 0) continue;
@@ -113,7 +113,7 @@ function select(i) {
   tip.hidden = i < 0;
   if (i < 0) return;
   tip.replaceChildren(thumb(i, 128), make("strong", "", className(i)), make("div", "", shown.names[i]));
-  if (shown.labels && shown.predicted[i] !== shown.labels[i]) tip.append(make("div", "", "✗ neighbours say " + shown.classes[shown.predicted[i]]));
+  if (shown.labels && shown.predicted[i] !== shown.labels[i]) tip.append(make("div", "", "✗ neighbors say " + shown.classes[shown.predicted[i]]));
   const x = toX(i), y = toY(i);
   tip.style.left = Math.max(4, x + 14 + tip.offsetWidth > width ? x - 14 - tip.offsetWidth : x + 14) + "px";
   tip.style.top = Math.min(Math.max(4, y - tip.offsetHeight / 2), Math.max(4, height - tip.offsetHeight - 4)) + "px";
@@ -137,9 +137,9 @@ function inDirection(dx, dy) {
 
 // ---- zoom and pan
 function zoom(factor) {
-  const centre = selected >= 0 ? selected : -1;
+  const center = selected >= 0 ? selected : -1;
   view.zoom = Math.min(40, Math.max(1, view.zoom * factor));
-  if (centre >= 0) { view.x = shown.x[centre]; view.y = shown.y[centre]; }
+  if (center >= 0) { view.x = shown.x[center]; view.y = shown.y[center]; }
   settle();
 }
 function settle() {
@@ -212,7 +212,7 @@ function drawLegend() {
     button.type = "button";
     button.value = label;
     button.setAttribute("aria-pressed", "false");
-    dot.style.background = classColour(label, names.length);
+    dot.style.background = classColor(label, names.length);
     button.append(dot, make("span", "", name));
     button.addEventListener("click", () => highlight(highlighted === label ? -1 : label));
     item.append(button);
@@ -234,9 +234,9 @@ function galleryRow(query, kind) {
   const row = make("div", "row " + kind);
   row.tabIndex = 0;
   row.setAttribute("role", "group");
-  row.setAttribute("aria-label", "Neighbours of " + shown.names[query]);
+  row.setAttribute("aria-label", "Neighbors of " + shown.names[query]);
   const kindOf = (j) => (shown.labels ? (shown.labels[j] === shown.labels[query] ? "same" : "wrong") : "");
-  row.append(picture(query, "query"), ...shown.neighbours[query].map((j) => picture(j, kindOf(j))));
+  row.append(picture(query, "query"), ...shown.neighbors[query].map((j) => picture(j, kindOf(j))));
   return row;
 }
 function drawGallery() {

@@ -1,4 +1,4 @@
-"""What an encoder makes of some images: a map of them, their nearest neighbours, and what those would vote."""
+"""What an encoder makes of some images: a map of them, their nearest neighbors, and what those would vote."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, cast
@@ -14,7 +14,7 @@ from momentum2.config import Limits
 from momentum2.data import open_dataset
 from momentum2.data.dataset import Ints, Subset
 from momentum2.data.sampler import seeded_subset
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError, called
 from momentum2.evaluate.features import extract
 from momentum2.report.sprites import Sprites, draw_sprites
 from momentum2.runs.encoder import load_encoder
@@ -23,7 +23,7 @@ from momentum2.training.device import choose_device
 
 Map = Literal["pca", "tsne"]
 
-#: Neighbours that the gallery shows.
+#: Neighbors that the gallery shows.
 SHOWN = 8
 _BLOCK = 1024  # rows of similarities in memory at a time
 
@@ -50,19 +50,19 @@ class Learned:
         how: How the map was made, in words.
         names: What they are called.
         xy: (n, 2) places on the map, between 0 and 1.
-        neighbours: (n, SHOWN or fewer) the nearest of the others, nearest first.
-        sprites: Their pictures.
+        neighbors: (n, SHOWN or fewer) the nearest of the others, nearest first.
+        sprites: Their thumbnails.
         class_names: What labels mean; None without labels.
         labels: (n,) classes, or None.
-        predicted: (n,) what the neighbours vote, or None.
-        k: How many vote.
+        predicted: (n,) what the neighbors vote, or None.
+        k: Number of neighbors that vote.
     """
 
     what: str
     how: str
     names: list[str]
     xy: NDArray[np.float64]
-    neighbours: Ints
+    neighbors: Ints
     sprites: Sprites
     class_names: tuple[str, ...] | None
     labels: Ints | None
@@ -78,9 +78,10 @@ def look(run: Snapshot, options: ReportOptions) -> Learned:
     tested = run.config.eval_data.name != "none"
     data = run.config.eval_data if tested else run.config.data
     loaded = load_encoder(run.directory)
-    whole = open_dataset(
-        replace(data, cache="off", download=False), data.test_split if tested else data.split
-    )
+    with called({"data.": "eval_data."} if tested else {}):
+        whole = open_dataset(
+            replace(data, cache="off", download=False), data.test_split if tested else data.split
+        )
     count = min(options.points, len(whole))
     dataset = Subset(whole, np.sort(seeded_subset(len(whole), 0, count)))
     device = choose_device("auto")
@@ -89,7 +90,7 @@ def look(run: Snapshot, options: ReportOptions) -> Learned:
         encoder, dataset, replace(loaded.card.view, size=data.image_size), device=device, workers=data.workers
     )
     if len(found.features) < 3:
-        raise UserError(f"A map needs at least 3 images, and {len(found.features)} could be read.")
+        raise UserError(f"A map needs at least 3 images, but only {len(found.features)} could be read.")
     x = F.normalize(found.features, dim=1)
     k = min(run.config.monitor.knn_k, len(x) - 1)
     order, similarity = nearest(x, min(max(k, SHOWN), len(x) - 1))
@@ -100,7 +101,7 @@ def look(run: Snapshot, options: ReportOptions) -> Learned:
         how=how,
         names=[dataset.names[i] for i in found.indices.tolist()],
         xy=xy,
-        neighbours=order[:, :SHOWN].numpy(),
+        neighbors=order[:, :SHOWN].numpy(),
         sprites=draw_sprites(dataset, found.indices.tolist(), data.image_size),
         class_names=None if labels is None else dataset.class_names,
         labels=None if labels is None else labels.numpy(),
@@ -122,7 +123,7 @@ def nearest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def vote(labels: Tensor, order: Tensor, similarity: Tensor, run: Snapshot) -> Tensor:
-    """(n,) the class that neighbours (n, k) vote for, weighted as in the run's online kNN."""
+    """(n,) the class that neighbors (n, k) vote for, weighted as in the run's online kNN."""
     weights = ((similarity.double() - 1) / run.config.monitor.knn_temperature).exp()
     votes = torch.zeros(len(order), int(labels.max()) + 1, dtype=torch.float64)
     return votes.scatter_add_(1, labels[order], weights).argmax(1)
@@ -154,12 +155,14 @@ def _tsne(components: NDArray[np.float64]) -> NDArray[np.float64]:
     try:
         from openTSNE import TSNE
     except ImportError:
-        raise UserError("t-SNE is not installed: pip install 'momentum2[tsne]', or use --map pca.") from None
+        raise SettingError(
+            "map", "tsne needs openTSNE. Run pip install 'momentum2[tsne]', or use pca."
+        ) from None
     return np.asarray(TSNE(perplexity=min(30, (len(components) - 1) / 3), random_state=0).fit(components))
 
 
 def confusion(learned: Learned) -> Ints:
-    """(classes, classes) how many images of each class (row) were taken for each class (column)."""
+    """(classes, classes) number of images of each class (row) that were taken for each class (column)."""
     assert learned.class_names is not None
     assert learned.labels is not None
     assert learned.predicted is not None

@@ -2,8 +2,8 @@
 // Theme, the choice of a run, curves, and (when served) the refreshing of all that.
 const byId = (id) => document.getElementById(id);
 const DATA = JSON.parse(byId("data").textContent);
-const RUN_COLOURS = ["#3b82d6", "#e07b1a", "#2fa36b", "#c8518f", "#8a6fd1", "#b0872b", "#1fa3b5", "#d0473f"];
-const runColour = (i) => RUN_COLOURS[i % RUN_COLOURS.length];
+const RUN_COLORS = ["#3b82d6", "#e07b1a", "#2fa36b", "#c8518f", "#8a6fd1", "#b0872b", "#1fa3b5", "#d0473f"];
+const runColor = (i) => RUN_COLORS[i % RUN_COLORS.length];
 const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 // Plotly reads some markup in its texts; ours are never markup.
 const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
@@ -71,7 +71,7 @@ function draw(id, panels) {
       const series = run.series[panel.metric];
       if (series) traces.push({ type: "scatter", mode: series.value.length < 40 ? "lines+markers" : "lines", x: series[axis], y: series.value,
         name: plain(run.name), legendgroup: String(r), showlegend: several && p === firstPanelOf(run, present), xaxis: "x" + n, yaxis: "y" + n,
-        line: { color: runColour(r), width: 1.6 }, marker: { size: 4 }, hoverlabel: { namelength: 24 }, hoverinfo: several ? "x+y+name" : "x+y" });
+        line: { color: runColor(r), width: 1.6 }, marker: { size: 4 }, hoverlabel: { namelength: 24 }, hoverinfo: several ? "x+y+name" : "x+y" });
       if (id === "health-plot") markAlarms(layout, run, r, axis, n);
     });
   });
@@ -88,7 +88,7 @@ const MOST_LINES = 50, MOST_WORDS = 8, LEVELS = 4;
 function markAlarms(layout, run, r, axis, n) {
   for (const alarm of run.alarms.slice(0, MOST_LINES)) {
     layout.shapes.push({ type: "line", xref: "x" + n, yref: "y" + n + " domain", x0: alarm[axis], x1: alarm[axis], y0: 0, y1: 1,
-      line: { color: DATA.runs.length > 1 ? runColour(r) : variable("--warn"), width: 1, dash: "dot" } });
+      line: { color: DATA.runs.length > 1 ? runColor(r) : variable("--warn"), width: 1, dash: "dot" } });
   }
 }
 function inShort(sentence) {
@@ -104,7 +104,7 @@ function drawAlarms() {
     type: "scatter", mode: "markers+text", hoverinfo: "text", cliponaxis: false, x: all.map((a) => a.alarm[axis]), y: all.map((_, i) => -(i % LEVELS)),
     text: all.map((a, i) => (i < MOST_WORDS ? "  " + inShort(a.alarm.text) + "  " : "")), hovertext: all.map((a) => plain(a.alarm.text)),
     textposition: all.map((a) => (a.alarm[axis] < (range[0] + range[1]) / 2 ? "middle right" : "middle left")),
-    textfont: { color: variable("--warn"), size: 12 }, marker: { symbol: "triangle-up", size: 9, color: all.map((a) => (DATA.runs.length > 1 ? runColour(a.r) : variable("--warn"))) },
+    textfont: { color: variable("--warn"), size: 12 }, marker: { symbol: "triangle-up", size: 9, color: all.map((a) => (DATA.runs.length > 1 ? runColor(a.r) : variable("--warn"))) },
   };
   const levels = Math.min(LEVELS, all.length);
   Plotly.react(host, [trace], { height: 50 + 22 * levels, margin: { l: 48, r: 12, t: 6, b: 30 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
@@ -116,7 +116,7 @@ function drawAll() {
   draw("curves-plot", DATA.curves);
   draw("health-plot", DATA.health);
   drawAlarms();
-  document.querySelectorAll("[data-colour]").forEach((card) => card.style.setProperty("--run", runColour(Number(card.dataset.colour))));
+  document.querySelectorAll("[data-color]").forEach((card) => card.style.setProperty("--run", runColor(Number(card.dataset.color))));
 }
 byId("axis").addEventListener("change", drawAll);
 byId("range").addEventListener("change", drawAll);

@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
 from momentum2.files import write_whole
 from momentum2.report import details, summary
 from momentum2.report.curves import CURVES, HEALTH, alarms, series
@@ -20,12 +20,8 @@ from momentum2.runs.handle import Snapshot, read_runs
 from momentum2.runs.names import REPORT
 from momentum2.settings import check
 
-#: Name of a run's report in its directory.
-
-NO_PLOTLY = "The curves need plotly: pip install 'momentum2[report]', then momentum2 report RUN."
-NO_LABELS = (
-    "No confusion matrix, for the images have no labels: put those of each class into a folder of its own."
-)
+NO_PLOTLY = "The curves need plotly. Run pip install 'momentum2[report]', then momentum2 report RUN."
+NO_LABELS = "No confusion matrix: the images are unlabeled. Put each class in its own folder."
 
 
 def write_report(runs: Sequence[Path], out: Path | None = None, options: ReportOptions | None = None) -> Path:
@@ -42,15 +38,15 @@ def write_report(runs: Sequence[Path], out: Path | None = None, options: ReportO
     check(options)
     opened = read_runs([Path(run) for run in runs])
     if not opened:
-        raise UserError("Say which run: give a run directory.")
+        raise UserError("No run given. Pass a run directory.")
     first = opened[0].directory
     path = out or (first / REPORT if len(opened) == 1 else first.resolve().parent / REPORT)
     page = _report(opened, options)
     try:
         write_whole(path, page.encode("utf-8", "replace"))
     except OSError as error:
-        raise UserError(
-            f"The report cannot be written to {path} ({error.strerror}); choose another --out."
+        raise SettingError(
+            "out", f"{path} cannot be written ({error.strerror}). Choose another file."
         ) from None
     return path
 
@@ -61,8 +57,8 @@ def write_last_report(run: Path) -> str:
         return f"Report: {write_report([run])}"
     except UserError as error:
         return f"No report: {error}"
-    except Exception as error:  # days of training must not end in a failure for want of a page
-        return f"No report ({type(error).__name__}: {error}); try: momentum2 report {run}"
+    except Exception as error:  # days of training must not end in a failure because of a page
+        return f"No report ({type(error).__name__}: {error}). Try momentum2 report {run}"
 
 
 def _report(runs: Sequence[Snapshot], options: ReportOptions) -> str:
@@ -99,7 +95,7 @@ def _map(learned: Learned, sprites: dict[str, int]) -> dict[str, Any]:
         "x": learned.xy[:, 0].round(4).tolist(),
         "y": learned.xy[:, 1].round(4).tolist(),
         "names": learned.names,
-        "neighbours": learned.neighbours.tolist(),
+        "neighbors": learned.neighbors.tolist(),
         "classes": learned.class_names,
         "labels": None if learned.labels is None else learned.labels.tolist(),
         "predicted": None if learned.predicted is None else learned.predicted.tolist(),

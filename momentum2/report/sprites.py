@@ -23,7 +23,7 @@ class Sprites:
 
 
 def draw_sprites(dataset: Dataset, indices: Sequence[int], image_size: int) -> Sprites:
-    """The centres of the images, in this order."""
+    """The centers of the images, in this order."""
     side = min(image_size, 64 if len(indices) <= _FEW else 48)
     per_sprite = COLUMNS * COLUMNS
     blocks = (indices[i : i + per_sprite] for i in range(0, len(indices), per_sprite))

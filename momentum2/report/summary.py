@@ -10,7 +10,7 @@ from momentum2.runs.handle import Snapshot
 
 
 def headline(runs: Sequence[Snapshot]) -> str:
-    """A card a run."""
+    """One card per run."""
     return f'<div class="cards">{"".join(_card(i, run) for i, run in enumerate(runs))}</div>'
 
 
@@ -28,7 +28,7 @@ def _card(place: int, run: Snapshot) -> str:
     )
     network = f"{config.model.backbone} of width {config.model.width:g}, {config.data.image_size} px, "
     return (
-        f'<article class="card" data-colour="{place}"><h3>{escape(run.name)}</h3>'
+        f'<article class="card" data-color="{place}"><h3>{escape(run.name)}</h3>'
         f"<p>{escape(what + network + data)}</p>"
         f'<dl class="facts">{facts}</dl><ul class="verdict">{words}</ul></article>'
     )
@@ -39,10 +39,10 @@ def _facts(run: Snapshot) -> Iterator[tuple[str, str]]:
     yield "state", "finished" if run.finished else f"step {run.step:,}{of}"
     knn = run.last("knn_top1")
     if knn is not None:
-        yield "online kNN top-1", f"{knn:.1f} %"
+        yield "online kNN top-1", f"{knn:.1f}%"
     for result in run.results.values():
         if result["network"] in ("teacher", "student"):
-            yield f"{result['evaluation']} top-1", f"{result['accuracy']['top1']:.1f} %"
+            yield f"{result['evaluation']} top-1", f"{result['accuracy']['top1']:.1f}%"
     yield "loss", number(run.last("loss"))
     seconds = run.seconds()[-1][1]
     yield "training time", duration(seconds)
@@ -54,17 +54,20 @@ def _facts(run: Snapshot) -> Iterator[tuple[str, str]]:
 
 
 def verdict(run: Snapshot) -> Iterator[str]:
-    """Sentences that answer whether it learns and whether it is well."""
+    """Sentences that say whether the run is learning and healthy."""
     knn = [(r["step"], r["knn_top1"]) for r in run.records if "knn_top1" in r]
     if len(knn) > 1 and knn[0][0] == 0:
         gain = knn[-1][1] - knn[0][1]
         how = "It is learning" if gain > 1 else "It has not learned yet"
         yield (
-            f"{how}: online kNN went from {knn[0][1]:.1f} % (untrained) to {knn[-1][1]:.1f} % "
+            f"{how}: online kNN went from {knn[0][1]:.1f}% (untrained) to {knn[-1][1]:.1f}% "
             f"({gain:+.1f} points)."
         )
     elif not knn:
-        yield "No online kNN: a loss alone does not tell learning; give labelled --eval_data and --monitor.knn_every."
+        yield (
+            "No online kNN: the loss alone does not show whether it is learning. Set eval_data to labeled images, and "
+            "monitor.knn_every."
+        )
     for result in run.results.values():
         best = max(result["floors"].values(), default=None)
         if best is not None and result["network"] in ("teacher", "student"):
@@ -91,7 +94,7 @@ def results_table(runs: Sequence[Snapshot]) -> str:
         floors = dict.fromkeys(floor for result in found if result for floor in result["floors"])
         for floor in floors:
             values = (result["floors"].get(floor) if result else None for result in found)
-            rows.append((f"  floor: {floor}", *(f"{v:.1f} %" if v is not None else "–" for v in values)))
+            rows.append((f"  floor: {floor}", *(f"{v:.1f}%" if v is not None else "–" for v in values)))
     return table(("top-1", *(run.name for run in runs)), rows, "Results of momentum2 evaluate")
 
 
@@ -99,7 +102,7 @@ def _accuracy(result: dict[str, dict[str, float]] | None) -> str:
     if result is None:
         return "–"
     a = result["accuracy"]
-    return f"{a['top1']:.1f} % ({a['low']:.1f} to {a['high']:.1f})"
+    return f"{a['top1']:.1f}% ({a['low']:.1f} to {a['high']:.1f})"
 
 
 def values_table(runs: Sequence[Snapshot]) -> str:

@@ -5,7 +5,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
 from momentum2.report.html import note, script_json
 from momentum2.report.page import curves_data, moving_parts, render
 from momentum2.runs.handle import Snapshot, read_run
@@ -16,7 +16,7 @@ _LATER = "momentum2 report RUN shows this; it takes too much computing to repeat
 
 
 def watch(run: Path, port: int = 8010) -> None:
-    """Serve a live page about `run` on 127.0.0.1 until Ctrl-C; port 0 takes a free one."""
+    """Serve a live page about `run` on 127.0.0.1 until Ctrl-C; port 0 picks a free one."""
     with make_server(run, port) as server:
         print(f"Watching {run} at http://127.0.0.1:{server.server_port}/ (Ctrl-C ends)", flush=True)
         try:
@@ -36,7 +36,7 @@ def make_server(run: Path, port: int) -> ThreadingHTTPServer:
     try:
         return ThreadingHTTPServer(("127.0.0.1", port), Handler)
     except (OSError, OverflowError) as error:
-        raise UserError(f"Port {port} cannot be used ({error}); choose another --port.") from None
+        raise SettingError("port", f"{port} cannot be used ({error}). Choose another.") from None
 
 
 class _Handler(BaseHTTPRequestHandler):

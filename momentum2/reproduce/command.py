@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from momentum2.config import Count
-from momentum2.errors import UserError, hint
+from momentum2.errors import SettingError, UserError, hint
 from momentum2.machine import allowed_cores
 from momentum2.reproduce.rows import Scale, Table
 from momentum2.reproduce.runner import Work
@@ -17,14 +17,14 @@ class ReproduceOptions:
     """How a table is run.
 
     Args:
-        scale: How large.
-        rows: Only these rows, by their names with commas between.
-        seeds: Seeds with commas between (default: 0; cifar: 0,1).
-        epochs: Length of the shortest pretraining instead of the scale's own.
-        out: Where all goes (default: runs/reproduce/SCALE).
+        scale: Size of the runs.
+        rows: Only these rows: names separated by commas.
+        seeds: Seeds separated by commas (default: 0; cifar: 0,1).
+        epochs: Length of the shortest pretraining (default: the scale's).
+        out: Folder of the runs and tables (default: runs/reproduce/SCALE).
         data: The images to pretrain on; smoke needs none.
         detection_data: COCO or LVIS, for the tables about them.
-        jobs: Runs side by side (default: one a core; paper: 1).
+        jobs: Runs at the same time (default: one per core; paper: 1).
         launcher: What starts `-m momentum2 ...`, with {nodes} for the number of machines of 8 GPUs (paper: torchrun).
         dry_run: Print the commands instead of running them.
     """
@@ -42,21 +42,24 @@ class ReproduceOptions:
 
 
 def find_work(name: str, options: ReproduceOptions) -> Work:
-    """The table called `name` as it is to be run, or a `UserError` before anything is."""
+    """The table called `name` as it will be run, or a `UserError` before anything is."""
     if name not in TABLES:
         raise UserError(f"There is no table called {name!r}. {hint(name, TABLES)}")
     paper = options.scale == "paper"
     if paper and options.launcher is None and not options.dry_run:
-        raise UserError(
-            "Say how commands start on your devices, such as --launcher 'torchrun --nnodes {nodes} --nproc-per-node 8 "
-            "...', or print them with --dry-run."
+        raise SettingError(
+            "launcher",
+            "is required at the paper's scale. Set it to what starts a command on your devices, such as "
+            "'torchrun --nnodes {nodes} --nproc-per-node 8 ...', or print the commands with dry-run.",
         )
     if options.scale == "smoke" and options.data is not None:
-        raise UserError("--scale smoke draws its own images; leave --data out, or use --scale cifar.")
+        raise SettingError("data", "is not for scale smoke, which draws its own images. Leave it out.")
     try:
         shlex.split(options.launcher or "")
     except ValueError as error:
-        raise UserError(f"--launcher {options.launcher}: {str(error).lower()}.") from None
+        raise SettingError(
+            "launcher", f"{options.launcher} is not a command ({str(error).lower()})."
+        ) from None
     table = TABLES[name](options.scale, options.epochs)
     keys = _keys(table, options.rows)
     if not options.dry_run:
@@ -68,10 +71,10 @@ def find_work(name: str, options: ReproduceOptions) -> Work:
         seeds=_seeds(
             ("0,1" if options.scale == "cifar" else "0") if options.seeds is None else options.seeds
         ),
-        root=_root(options.data, "--data", options.scale != "smoke", "PRETRAINING_IMAGES", options.dry_run),
+        root=_root(options.data, "data", options.scale != "smoke", "PRETRAINING_IMAGES", options.dry_run),
         detection_root=_root(
             options.detection_data,
-            "--detection-data",
+            "detection_data",
             paper and any(row.evaluation.detects for row in table.rows),
             "DETECTION_IMAGES",
             options.dry_run,
@@ -82,7 +85,7 @@ def find_work(name: str, options: ReproduceOptions) -> Work:
 
 
 def jobs_of(options: ReproduceOptions) -> int:
-    """How many runs are side by side."""
+    """Number of runs at the same time."""
     return options.jobs or (1 if options.scale == "paper" else allowed_cores())
 
 
@@ -100,39 +103,39 @@ def _keys(table: Table, wanted: str | None) -> tuple[str, ...]:
     for key in keys:
         if key in cited:
             raise UserError(
-                f"{key!r} is cited from the paper and cannot be run; the rows of {table.name} that can are "
+                f"{key!r} is cited from the paper and cannot be run. The rows of {table.name} that can are "
                 f"{', '.join(known)}."
             )
         if key not in known:
-            raise UserError(f"{table.name} has no row {key!r}; its rows are {', '.join(known)}.")
+            raise UserError(f"{table.name} has no row {key!r}. Its rows are {', '.join(known)}.")
     return keys
 
 
 def _check_lists(table: Table, keys: tuple[str, ...]) -> None:
-    """Fine-tuning comes after days of pretraining: its lists of images had better be there."""
+    """Fine-tuning comes after days of pretraining: its lists of images must be there before."""
     for row in table.rows:
         options = row.evaluation.options
         if row.key in keys and "--list" in options:
             name = options[options.index("--list") + 1]
             if not Path(name).is_file():
-                raise UserError(f"There is no {name} here; put SimCLR's list of labelled images there.")
+                raise UserError(f"{name} does not exist here. Put SimCLR's list of labeled images there.")
 
 
 def _seeds(text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() for word in words):
-        raise UserError(f"--seeds takes whole numbers with commas between, such as 0,1,2, not {text!r}.")
+        raise SettingError("seeds", f"takes whole numbers separated by commas, such as 0,1,2, not {text!r}.")
     return tuple(dict.fromkeys(int(word) for word in words))
 
 
-def _root(given: str | None, flag: str, needed: bool, placeholder: str, dry_run: bool) -> str | None:
+def _root(given: str | None, name: str, needed: bool, placeholder: str, dry_run: bool) -> str | None:
     """Where images are; commands that are only printed may have a placeholder."""
     if not needed:
         return None
     if given is None:
         if dry_run:
             return placeholder
-        raise UserError(f"Say where the images are: {flag} DIR.")
+        raise SettingError(name, "is required. Set it to the folder of the images.")
     if not dry_run and not Path(given).is_dir():
-        raise UserError(f"{flag} {given} is not a folder; give the one that holds the images.")
+        raise SettingError(name, f"{given} is not a folder. Pass the one that contains the images.")
     return str(Path(given))

@@ -1,4 +1,4 @@
-"""What the runs of a table came to: read from their directories, written as JSON, Markdown and a plot."""
+"""The results of a table's runs: read from their directories, written as JSON, Markdown and a plot."""
 
 import json
 import platform
@@ -149,7 +149,7 @@ def _seeds(runs: Path) -> list[int]:
 
 
 def _floors(out: Path, table: Table) -> dict[str, float]:
-    """top-1 of random initialisation and raw pixels, which are measured with one run and hold for all on its data."""
+    """top-1 of random initialization and raw pixels, which are measured with one run and hold for all on its data."""
     linear = {row.evaluation.result for row in table.rows if row.evaluation.verb == "evaluate linear"}
     recipes = {row.pretraining.recipe for row in table.rows}
     floors: dict[str, float] = {}

@@ -160,7 +160,7 @@ class Table:
         name: What `momentum2 reproduce` calls it.
         scale: Its scale.
         title: Its headline.
-        question: What it is to answer.
+        question: What it answers.
         rows: Its lines that are run.
         columns: The columns of numbers, the headline first.
         epochs: Length of the (shortest) pretraining, if it is not the scale's own.

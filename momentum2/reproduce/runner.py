@@ -1,4 +1,4 @@
-"""Rows × seeds of a table, a few at a time. Whatever is finished is kept; the same command goes on."""
+"""Rows × seeds of a table, a few at a time. Whatever is finished is kept; the same command resumes the rest."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from types import FrameType
 
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
 from momentum2.files import write_whole
 from momentum2.recipes import find
 from momentum2.reproduce.outcome import collect, markdown, plot, read_outcome
@@ -41,11 +41,11 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Work:
-    """A table to be reproduced.
+    """A table to reproduce.
 
     Args:
         table: The table.
-        keys: The rows that are to be run.
+        keys: The rows to run.
         out: Where everything goes.
         seeds: Each row is run with each.
         root: Images to pretrain on, where the scale needs some.
@@ -87,7 +87,7 @@ class Work:
         return math.ceil(devices / 8) if isinstance(devices, int) else 1
 
     def start(self, nodes: int) -> list[str]:
-        """What starts `-m momentum2 ...` on so many machines; nothing if it needs no launcher."""
+        """What starts `-m momentum2 ...` on this many machines; nothing if it needs no launcher."""
         launcher = self.launcher
         if launcher is None:
             launcher = "" if self.table.scale != "paper" else _MACHINE if nodes == 1 else _CLUSTER
@@ -117,11 +117,13 @@ def reproduce(work: Work, jobs: int) -> str:
     """
     start = work.start(1)
     if start and shutil.which(start[0]) is None:
-        raise UserError(f"--launcher: there is no program called {start[0]}.")
+        raise SettingError("launcher", f"needs a program called {start[0]}, which does not exist.")
     try:
         work.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{work.out} cannot be made ({error.strerror}); choose another --out.") from None
+        raise SettingError(
+            "out", f"{work.out} cannot be created ({error.strerror}). Choose another folder."
+        ) from None
     for run, seed, _ in work.groups():
         _check_settings(work, run, seed)
     with _stop_on_signals() as children, ThreadPoolExecutor(jobs) as pool:
@@ -246,7 +248,7 @@ def _run_group(work: Work, run: Pretraining, seed: int, rows: list[Row], childre
             _command(work, work.evaluate(row, seed), 1, directory.with_suffix(".log"), children)
         found = read_outcome(row, work.out, seed)
         if found is None:
-            raise UserError(f"{row.label} ended without a result; see {directory.with_suffix('.log')}.")
+            raise UserError(f"{row.label} ended without a result. See {directory.with_suffix('.log')}.")
         numbers = "  ".join(f"{column} {value:.4g}" for column, value in found.numbers.items())
         minutes = f"  in {(time.monotonic() - start) / 60:.1f} min" if worked else "  (finished before)"
         print(f"{time.strftime('%X')}  done   {row.label}, seed {seed}: {numbers}{minutes}", flush=True)
@@ -264,7 +266,7 @@ def _command(work: Work, words: list[str], nodes: int, log: Path, children: _Chi
         said = [line.removeprefix("momentum2: ") for line in lines if line.startswith("momentum2: ")]
         why = said[-1] if said else f"It ended with code {code}."
         print(f"{time.strftime('%X')}  failed  {why}  ({log})", flush=True)
-        raise UserError(f"{work.text(words, nodes)} failed: {why} Its log is {log}.")
+        raise UserError(f"{work.text(words, nodes)} failed: {why} The log is {log}.")
 
 
 def _check_settings(work: Work, run: Pretraining, seed: int) -> None:
@@ -290,7 +292,7 @@ def _measure_seconds(work: Work, children: _Children) -> None:
     if children.is_stopped():
         raise Stopped
     if code:
-        raise UserError(f"Measuring the seconds per iteration failed; the log is {log}.")
+        raise UserError(f"Measuring the seconds per iteration failed. The log is {log}.")
     measured = dict(zip(finished, json.loads(new.read_text(encoding="utf-8")), strict=True))
     write_whole(path, (json.dumps(_read_seconds(work) | measured, indent=1) + "\n").encode())
     new.unlink()

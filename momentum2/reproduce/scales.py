@@ -35,7 +35,7 @@ class Base:
         return self.scale != "paper"
 
     def size(self, samples: int) -> Flags:
-        """The flags for other samples a device: a cluster keeps its devices, one machine its batch."""
+        """The flags for other samples per device: a cluster keeps its devices, one machine its batch."""
         return size_flags(self.batch if self.small else self.batch // self.samples * samples, samples)
 
     def pretraining(self, changes: Flags) -> Pretraining:
@@ -51,7 +51,7 @@ class Base:
 
 
 def size_flags(batch: int, samples: int) -> Flags:
-    """The flags for a batch of devices with so many samples each."""
+    """The flags for a batch of devices with this many samples each."""
     return {"train.batch_size": batch, "train.devices": batch // samples}
 
 
@@ -75,7 +75,7 @@ _SMALL: Flags = {
 def base(scale: Scale, paper_recipe: str, epochs: int | None = None) -> Base:
     """The base at `scale`; the paper's experiments have recipes of their own.
 
-    The small scales have 4 samples a device: their BN statistics are noisy, as those that the paper is about.
+    The small scales have 4 samples per device: their BN statistics are noisy, like those that the paper is about.
     """
     if scale == "paper":
         train = find(paper_recipe).config.train
@@ -137,7 +137,7 @@ def semi(b: Base, percent: int, network: Network | None) -> Evaluation:
     options = ["--fraction", fraction, "--lr", "0.2", "--device", "cpu", "--threads", "1"]
     if b.scale == "smoke":
         options += ["--batch_size", "8", "--epochs", "2"]
-    else:  # of all images, not of those that the other evaluations make do with
+    else:  # of all images, not of those that the other evaluations use
         options += ["--batch_size", "64" if percent >= 10 else "16", "--data.train_size", "50000"]
     return Evaluation("evaluate semi", tuple(options), f"semi {fraction}", network)
 

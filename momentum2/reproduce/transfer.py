@@ -10,9 +10,9 @@ from momentum2.reproduce.scales import Base, base, detection
 _BOX = ("box AP", "box AP50", "box AP75")
 _MASK = ("mask AP", "mask AP50", "mask AP75")
 
-_INITIALISATIONS = ("random", "supervised", "moco", "byol", "m2")
+_INITIALIZATIONS = ("random", "supervised", "moco", "byol", "m2")
 
-#: Model, schedule: the numbers of each initialisation, of boxes and, where there are masks, of these.
+#: Model, schedule: the numbers of each initialization, of boxes and, where there are masks, of these.
 _COCO: dict[tuple[str, str], tuple[tuple[float, ...], ...]] = {
     ("mask_rcnn", "1x"): (
         (31.0, 49.5, 33.2, 28.5, 46.8, 30.4),
@@ -87,10 +87,10 @@ def coco(scale: Scale, epochs: int | None = None) -> Table:
     for (model, schedule), published in _COCO.items():
         numbers = {
             init: dict(zip(_BOX + _MASK, values, strict=False))
-            for init, values in zip(_INITIALISATIONS, published, strict=True)
+            for init, values in zip(_INITIALIZATIONS, published, strict=True)
         }
         if schedule == "1x" or b.scale != "smoke":
-            rows += _rows(_initialisations(b, epochs), b, model, "coco", schedule, numbers)
+            rows += _rows(_initializations(b, epochs), b, model, "coco", schedule, numbers)
     return Table(
         "coco",
         scale,
@@ -110,7 +110,7 @@ def lvis(scale: Scale, epochs: int | None = None) -> Table:
         "Long-tailed instance segmentation" + (" on LVIS 0.5" if scale == "paper" else ": shapes instead"),
         "Does the pretrained backbone transfer where classes are rare?"
         + (" On shapes none is: these are coco's mask_rcnn rows." if b.small else ""),
-        tuple(_rows(_initialisations(b, epochs), b, "mask_rcnn", "lvis", "2x", numbers)),
+        tuple(_rows(_initializations(b, epochs), b, "mask_rcnn", "lvis", "2x", numbers)),
         _MASK,
     )
 
@@ -125,7 +125,7 @@ class _Start:
     note: str | None = None
 
 
-def _initialisations(b: Base, epochs: int | None) -> dict[str, _Start]:
+def _initializations(b: Base, epochs: int | None) -> dict[str, _Start]:
     """What a detector may start from; on a CPU only our own encoder and none."""
     ours = b.pretraining(b.size(4 * b.samples))
     random = _Start("random init.", ours, None)

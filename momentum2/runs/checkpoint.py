@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from momentum2 import distributed
 from momentum2.distributed.together import gather_bytes, on_first, raise_together
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
 from momentum2.files import remove_unfinished, remove_whole, whole_folder
 from momentum2.norms import MomentumBatchNorm
 from momentum2.runs.names import STEP
@@ -38,7 +38,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to go on after `step` steps; `devices` has a row per device, (D, c)."""
+    """All that a run needs to resume after `step` steps; `devices` has a row per device, (D, c)."""
 
     step: int
     shared: dict[str, Tensor]
@@ -58,7 +58,7 @@ class Checkpoints:
 
     def __init__(self, directory: Path, keep: int, config_hash: str) -> None:
         if keep < 1:
-            raise UserError(f"--train.keep must be at least 1, not {keep}.")
+            raise SettingError("train.keep", f"must be at least 1, not {keep}.")
         self.directory, self.keep, self.config_hash = directory, keep, config_hash
 
     def steps(self) -> list[int]:
@@ -75,7 +75,7 @@ class Checkpoints:
         """
         raise_together(_not_finite(step, {**shared, **devices}))
         parts = gather_bytes(safetensors.torch.save(_on_cpu(devices)))
-        problem = None
+        problem: UserError | None = None
         if distributed.is_main():
             try:
                 self._write(step, shared, parts, info)
@@ -84,7 +84,7 @@ class Checkpoints:
         raise_together(problem)
 
     def load(self) -> Checkpoint | None:
-        """The newest undamaged checkpoint, the same on all processes; None if there is none yet."""
+        """The newest intact checkpoint, the same on all processes; None if there is none yet."""
         files = on_first(self._newest)
         if not files:
             return None
@@ -131,34 +131,36 @@ class Checkpoints:
             remove_whole(self.path(old))
 
     def _newest(self) -> list[bytes]:
-        """Contents of the newest undamaged checkpoint; empty if there is no checkpoint at all."""
+        """Contents of the newest intact checkpoint; empty if there is no checkpoint at all."""
         steps = self.steps()
         for step in reversed(steps):
             path = self.path(step)
             try:
                 files = read_files(path)
             except Damaged as damage:
-                log.warning("%s is damaged (%s); falling back to the checkpoint before it.", path, damage)
+                log.warning("%s is corrupt (%s). Using the previous checkpoint instead.", path, damage)
                 continue
             if json.loads(files[0])["config"] != self.config_hash:
-                raise UserError(f"{path} was made with other settings than this run's; choose another --out.")
+                raise UserError(
+                    f"{path} was written with different settings than this run's. Choose another run directory."
+                )
             return files
         if steps:
             raise UserError(
-                f"All checkpoints in {self.directory} are damaged; delete that folder to start from step 0."
+                f"All checkpoints in {self.directory} are corrupt. Delete that folder to start from step 0."
             )
         return []
 
     def path(self, step: int) -> Path:
         return self.directory / f"{STEP}{step:08d}"
 
-    def _not_saved(self, step: int, error: OSError) -> str:
+    def _not_saved(self, step: int, error: OSError) -> UserError:
         remove_unfinished(self.directory)  # make room
         kept = [s for s in self.steps() if s < step]
-        intact = f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no earlier checkpoint"
-        return (
-            f"The checkpoint of step {step} cannot be written to {self.directory} ({error.strerror}): "
-            f"{intact}; mend that and run the same command again."
+        intact = f"The checkpoint at step {kept[-1]} is intact" if kept else "There is no earlier checkpoint"
+        return UserError(
+            f"The checkpoint at step {step} cannot be written to {self.directory} ({error.strerror}). "
+            f"{intact}. Fix this and run the same command again to resume."
         )
 
 
@@ -178,7 +180,7 @@ def read_files(path: Path) -> list[bytes]:
     except (ValueError, TypeError, AttributeError, SafetensorError):
         raise Damaged("its files cannot be parsed") from None
     if json.loads(files[0]).get("format", 1) > FORMAT:
-        raise UserError(f"{path} was written by a later version of momentum2; use that one.")
+        raise UserError(f"{path} was written by a later version of momentum2. Use that version.")
     return files
 
 
@@ -248,7 +250,7 @@ def restore(method: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Che
         rows.append((norm, [tensor[first : first + norm.devices] for tensor in found]))
     if differing:
         shown = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
-        raise UserError(f"The checkpoint of step {checkpoint.step} is of another network: {shown}.")
+        raise UserError(f"The checkpoint at step {checkpoint.step} does not match this network: {shown}.")
     method.load_state_dict(state)
     for norm, (mean, var) in rows:
         norm.set_histories(mean, var)
@@ -268,12 +270,12 @@ def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _not_finite(step: int, tensors: Mapping[str, Tensor]) -> str | None:
+def _not_finite(step: int, tensors: Mapping[str, Tensor]) -> UserError | None:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            return (
-                f"{name} is not finite after step {step}, so no checkpoint was written; lower --optim.lr, "
-                "set --optim.clip_norm or use --train.precision fp32."
+            return UserError(
+                f"{name} is not finite after step {step}, so no checkpoint was written. Use a lower learning rate, "
+                "gradient clipping or fp32 precision."
             )
     return None
 

@@ -1,4 +1,4 @@
-"""The directory of a run: one process at a time, one config for ever."""
+"""The directory of a run: one process at a time, one config forever."""
 
 import fcntl
 import hashlib
@@ -24,7 +24,7 @@ from momentum2.distributed.together import (
     on_first,
     raise_together,
 )
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
 from momentum2.files import remove_unfinished, write_whole
 from momentum2.runs.checkpoint import STATE, Checkpoints
 from momentum2.runs.names import CHECKPOINTS, CONFIG, ENCODER, LOCK
@@ -61,8 +61,8 @@ class OpenRun:
         free = shutil.disk_usage(self.directory).free
         if free < to_come * size:
             raise UserError(
-                f"{self.directory} needs {to_come * size / 1e9:.3g} GB for checkpoints and has "
-                f"{free / 1e9:.3g} GB free; make room, lower --train.keep or choose another --out."
+                f"Checkpoints need {to_come * size / 1e9:.3g} GB but only {free / 1e9:.3g} GB is free in "
+                f"{self.directory}. Free some space, lower train.keep, or choose another run directory."
             )
         return []
 
@@ -74,7 +74,7 @@ def open_run(
     """Create or reopen the run in `out`, or say in one sentence, on all processes, why not.
 
     Process 0 holds the lock of the directory and writes `config.yaml`. Nothing that exists is deleted. `idle` are
-    settings that decide nothing with this config, and so may be others than those that the run began with.
+    settings that decide nothing with this config, and so may differ from those that the run began with.
     """
     run = OpenRun(out, Checkpoints(out / CHECKPOINTS, config.train.keep, config_hash=""))
     exists = (out / CONFIG).exists()
@@ -85,8 +85,8 @@ def open_run(
         def prepare() -> list[bytes]:
             if elsewhere:
                 raise UserError(
-                    f"{out} exists on another machine but not on that of process 0; put it on a file "
-                    "system that the machines share, or let process 0 run where it did before."
+                    f"{out} exists on another machine but not on that of process 0. Put it on a file "
+                    "system that the machines share, or run process 0 where it ran before."
                 )
             try:
                 out.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def open_run(
                 return [_write_config(run, config).encode()]
             except OSError as error:
                 raise UserError(
-                    f"{out} cannot be written to ({error.strerror}); choose another --out."
+                    f"{out} cannot be written to ({error.strerror}). Choose another run directory."
                 ) from None
 
         run.checkpoints.config_hash = on_first(prepare)[0].decode()
@@ -113,7 +113,7 @@ def _lock(out: Path) -> Iterator[None]:
         except (BlockingIOError, PermissionError):
             file.seek(0)
             raise UserError(
-                f"{out} is in use by {file.read().strip() or 'another process'}; choose another --out."
+                f"{out} is in use by {file.read().strip() or 'another process'}. Choose another run directory."
             ) from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -124,19 +124,25 @@ def _lock(out: Path) -> Iterator[None]:
 def _check_resume(run: OpenRun, config: RunConfig, resume: Resume, idle: frozenset[str]) -> None:
     out, exists = run.directory, (run.directory / CONFIG).exists()
     if resume == "never" and exists:
-        raise UserError(f"{out} has a run already; choose another --out, or --resume auto to go on with it.")
+        raise SettingError(
+            "resume",
+            f"is never, but {out} already contains a run. Choose another run directory, or resume it with auto.",
+        )
     if resume == "must" and not run.checkpoints.steps():
-        raise UserError(
-            f"{out} has no checkpoint to resume from; check --out, or use --resume auto to start."
+        raise SettingError(
+            "resume",
+            f"is must, but there is no checkpoint in {out}. Check the run directory, or start a new run with auto.",
         )
     if exists and run.checkpoints.steps():  # before the first checkpoint there is nothing to be true to
         check_config(out, config, idle)
     elif exists and (out / ENCODER).exists():
         raise UserError(
-            f"{out} has a finished encoder but no checkpoints to go on from; choose another --out."
+            f"{out} has a finished encoder but no checkpoints to resume from. Choose another run directory."
         )
     elif run.checkpoints.steps():
-        raise UserError(f"{out} has checkpoints but no {CONFIG} to compare with; choose another --out.")
+        raise UserError(
+            f"{out} has checkpoints but no {CONFIG}, so it cannot be resumed safely. Choose another run directory."
+        )
 
 
 def check_config(out: Path, config: RunConfig, idle: frozenset[str] = frozenset()) -> None:
@@ -150,14 +156,15 @@ def check_config(out: Path, config: RunConfig, idle: frozenset[str] = frozenset(
     ]
     if differing:
         raise UserError(
-            f"{out} was started with other settings ({'; '.join(differing)}); use those, or another --out."
+            f"{out} was started with different settings ({'; '.join(differing)}). Use the original ones, or choose "
+            "another run directory."
         )
     state = _newest_state(out)
     reason = inexact(_read_config(out), state["world"]) if state and "format" not in state else None
     if reason:
         raise UserError(
-            f"{out} was started with an earlier version and cannot be resumed as it began ({reason}); choose "
-            "another --out."
+            f"{out} was started with an earlier version and cannot be resumed as it began ({reason}). Choose "
+            "another run directory."
         )
 
 
@@ -197,7 +204,7 @@ def _read_config(out: Path) -> dict[str, Any]:
 def _write_config(run: OpenRun, config: RunConfig) -> str:
     """Write `config.yaml`, and return the hash of the settings in it that decide what is computed.
 
-    A run that goes on keeps its file in the words of the version that began it, and so every checkpoint the hash
+    A resumed run keeps its file in the words of the version that began it, and so every checkpoint the hash
     that it was written with; only settings that may change are brought up to date.
     """
     out, settings = run.directory, asdict(config)
@@ -214,7 +221,11 @@ def _check_same_settings(config: RunConfig) -> None:
     mine = _config_hash(_flat(asdict(config)))
     same = broadcast_bytes(mine.encode()).decode() == mine
     raise_together(
-        None if same else "Not all processes were started with the same settings; use one command for all."
+        None
+        if same
+        else UserError(
+            "The processes were started with different settings. Use the same command for all of them."
+        )
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from momentum2 import __version__, backbones
 from momentum2.augment import ViewSpec, view_specs
 from momentum2.config import OWN, Config, Network, Stem, ViewsConfig
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
 from momentum2.files import write_whole
 from momentum2.runs.checkpoint import Checkpoints, Damaged, parse_tensors, read_files
 from momentum2.runs.names import CHECKPOINTS, CONFIG, ENCODER, STEP
@@ -43,7 +43,7 @@ class EncoderCard:
     """What an encoder is, what it wants to see and where it comes from.
 
     `crop` is the side of the central square that is shown to it, as a share of an image's shorter side.
-    `network`, `method`, `step` and `data` are None where nobody knows: in a file of others.
+    `network`, `method`, `step` and `data` are None where they are unknown, as in files from elsewhere.
     """
 
     backbone: str
@@ -78,8 +78,8 @@ class EncoderCard:
     def of_foreign(cls, architecture: Architecture, feature_dim: int, image_size: int = 224) -> Self:
         """The card of an encoder of which only the architecture is known."""
         view = view_specs(ViewsConfig(recipe="evaluation"), image_size)[0]
-        assert view.centre is not None
-        return cls(*architecture, feature_dim, image_size, view.mean, view.std, view.centre)
+        assert view.center is not None
+        return cls(*architecture, feature_dim, image_size, view.mean, view.std, view.center)
 
     @property
     def architecture(self) -> Architecture:
@@ -88,7 +88,7 @@ class EncoderCard:
     @property
     def view(self) -> ViewSpec:
         """What is done to an image before the encoder sees it."""
-        return ViewSpec(self.image_size, centre=self.crop, flip_p=0.0, mean=self.mean, std=self.std)
+        return ViewSpec(self.image_size, center=self.crop, flip_p=0.0, mean=self.mean, std=self.std)
 
     def to_metadata(self) -> dict[str, str]:
         return {"format": "pt", _CARD: json.dumps(asdict(self))}
@@ -135,16 +135,16 @@ def load_encoder(
     width: float | None = None,
     encoder: nn.Module | None = None,
 ) -> LoadedEncoder:
-    """An encoder, ready to use, from any place where there is one.
+    """An encoder, ready to use, from any source that has one.
 
     Args:
         source: A run directory, one of its checkpoints, an `encoder.safetensors`, or a state dict with the
             names of torchvision and timm (`.safetensors`, or `.pth` with nothing but tensors).
         network: teacher or student; by default the one that the run exports.
-        backbone: Architecture of a state dict; that of a ResNet is told by its tensors.
+        backbone: Architecture of a state dict; that of a ResNet is found from its tensors.
         stem: Stem of a state dict; needed where it is 3x3.
-        width: Width of a state dict; told by its tensors.
-        encoder: A network of your own, such as the run was started with; the weights go into a copy of it.
+        width: Width of a state dict; found from its tensors.
+        encoder: Your own network, such as the run was started with; the weights go into a copy of it.
     """
     path = Path(source)
     if path.is_dir():
@@ -172,10 +172,10 @@ def read_card(path: Path) -> EncoderCard | None:
         return EncoderCard.from_metadata(metadata) if _CARD in metadata else None
     except (OSError, SafetensorError):
         raise UserError(
-            f"{path} is damaged or is not a safetensors file; fetch or export it again."
+            f"{path} is corrupt or is not a safetensors file. Download or export it again."
         ) from None
     except (ValueError, TypeError, KeyError):
-        raise UserError(f"{path} was written by another version of momentum2; use that one.") from None
+        raise UserError(f"{path} was written by another version of momentum2. Use that version.") from None
 
 
 def _from_own_file(
@@ -183,13 +183,13 @@ def _from_own_file(
 ) -> LoadedEncoder:
     if network not in (None, card.network):
         raise UserError(
-            f"{path} has the {card.network}, not the {network}; give the run's directory instead."
+            f"{path} contains the {card.network}, not the {network}. Pass the run directory instead."
         )
     with safe_open(path, "pt") as file:
         checksum = file.metadata().get(_SHA256)
     state = read_state(path)
     if _checksum(state) != checksum:
-        raise UserError(f"{path} is damaged: its tensors are not those that were written; copy it again.")
+        raise UserError(f"{path} is corrupt: its tensors are not those that were written. Copy it again.")
     return LoadedEncoder(_encoder(path, card.architecture, state, given, card.image_size), card)
 
 
@@ -213,8 +213,8 @@ def _from_directory(path: Path, network: Network | None, given: nn.Module | None
         try:
             return _from_checkpoint(path, network, given)
         except Damaged as damage:
-            raise UserError(f"{path} is damaged ({damage}); choose another checkpoint of the run.") from None
-    raise UserError(f"{path} is neither a run directory, for it has no {CONFIG}, nor a checkpoint in one.")
+            raise UserError(f"{path} is corrupt ({damage}). Choose another checkpoint of the run.") from None
+    raise UserError(f"{path} is not a run directory or a checkpoint.")
 
 
 def _from_newest_checkpoint(run: Path, network: Network | None, given: nn.Module | None) -> LoadedEncoder:
@@ -224,9 +224,9 @@ def _from_newest_checkpoint(run: Path, network: Network | None, given: nn.Module
             return _from_checkpoint(checkpoints.path(step), network, given)
         except Damaged as damage:
             log.warning(
-                "%s is damaged (%s); taking the checkpoint before it.", checkpoints.path(step), damage
+                "%s is corrupt (%s). Using the previous checkpoint instead.", checkpoints.path(step), damage
             )
-    raise UserError(f"{run} has neither an {ENCODER} nor an undamaged checkpoint yet.")
+    raise UserError(f"{run} has no {ENCODER} and no intact checkpoint yet.")
 
 
 def _from_checkpoint(path: Path, network: Network | None, given: nn.Module | None) -> LoadedEncoder:
@@ -244,7 +244,9 @@ def _from_checkpoint(path: Path, network: Network | None, given: nn.Module | Non
             encoder = _encoder(path, architecture, found, given, config.data.image_size)
             card = EncoderCard.of_run(config, encoder.feature_dim, name, state["step"])
             return LoadedEncoder(encoder, card)
-    raise UserError(f"{path} has no {network}: method {config.method.name} trains none; leave --network out.")
+    raise SettingError(
+        "network", f"cannot be {network} for {path}: method {config.method.name} has none. Leave it out."
+    )
 
 
 def _encoder(
@@ -258,7 +260,7 @@ def _encoder(
         encoder = backbones.with_feature_dim(copy.deepcopy(given), image_size)
     elif architecture.backbone == OWN:
         raise UserError(
-            f"{path} has the weights of a network of the user's own, which only Python can give: "
+            f"{path} contains the weights of a custom network, which can only be passed from Python: "
             f"load_encoder({str(path)!r}, encoder=...)."
         )
     else:

@@ -38,7 +38,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether training came to its end."""
+        """Whether training is finished."""
         return (self.path / ENCODER).exists() if self._finished is None else self._finished
 
     @property
@@ -76,7 +76,7 @@ class Snapshot:
         results: What `evaluate` found, by name.
         plan: `plan.txt`, or empty.
         bad_images: Number of images that could not be read.
-        finished: Whether training came to its end.
+        finished: Whether training is finished.
     """
 
     directory: Path
@@ -102,7 +102,7 @@ class Snapshot:
 
     @property
     def steps(self) -> int | None:
-        """How many there will be, as far as anybody knows."""
+        """Their total, as far as it is known."""
         planned = re.search(r"^steps\s+([\d,]+) of", self.plan, re.MULTILINE)
         return int(planned[1].replace(",", "")) if planned else self.config.train.steps
 
@@ -125,7 +125,7 @@ def read_run(directory: Path, name: str = "") -> Snapshot:
     """Read a run directory; only its `config.yaml` must be there."""
     if not (directory / CONFIG).is_file():
         raise UserError(
-            f"{directory} is no run directory, for it has no {CONFIG}; give one that pretrain made."
+            f"{directory} is not a run directory: it has no {CONFIG}. Pass one that pretrain made."
         )
     metrics = directory / METRICS
     lines = read_metrics(metrics) if metrics.exists() else []
@@ -148,7 +148,7 @@ def read_runs(directories: list[Path]) -> list[Snapshot]:
     if len(set(names)) < len(names):
         names = [str(directory) for directory in directories]
     if len(set(names)) < len(names):
-        raise UserError("The same run is given twice; give each once.")
+        raise UserError("The same run is given twice. Pass each run once.")
     return [read_run(directory, name) for directory, name in zip(directories, names, strict=True)]
 
 

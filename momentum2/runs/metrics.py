@@ -21,6 +21,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def keep_until(path: Path, step: int) -> None:
     """Drop what was logged after the checkpoint that the run resumes from: those steps are run again."""
     if path.exists():
-        before = read_metrics(path) if step else []  # a run that starts anew has said nothing yet
+        before = read_metrics(path) if step else []  # a run that starts from scratch has logged nothing yet
         kept = [json.dumps(record) + "\n" for record in before if record["step"] <= step]
         write_whole(path, "".join(kept).encode())

@@ -9,7 +9,7 @@ from torch import nn
 
 from momentum2.data import Dataset
 
-_STAMPS = 256  # of more images, so many are looked at
+_STAMPS = 256  # how many images are looked at, if there are more
 
 
 def of_class(kind: type) -> str:

@@ -16,7 +16,7 @@ Picture = Image.Image | NDArray[np.uint8] | Tensor
 
 
 class Preprocess:
-    """The view of evaluations: an image's central square, resized (antialiased bilinear) and normalised.
+    """The view of evaluations: an image's central square, resized (antialiased bilinear) and normalized.
 
     Takes one image and gives (3, size, size) float32: a PIL image of any mode, an (H, W, 3) uint8 array or a
     (3, H, W) uint8 tensor. Several images, as a sequence, an (n, H, W, 3) array or an (n, 3, H, W) tensor,
@@ -43,5 +43,5 @@ def _pixels(image: Picture) -> Tensor:
     if pixels.dim() in (3, 4) and not isinstance(image, Tensor):
         pixels = pixels.movedim(-1, -3)
     if pixels.dtype != torch.uint8 or pixels.dim() not in (3, 4) or pixels.shape[-3] != 3:
-        raise UserError("An image is a PIL image, an (H, W, 3) uint8 array or a (3, H, W) uint8 tensor.")
+        raise UserError("An image must be a PIL image, an (H, W, 3) uint8 array or a (3, H, W) uint8 tensor.")
     return pixels

@@ -8,7 +8,9 @@ from typing import Any
 from momentum2.errors import UserError
 from momentum2.files import write_whole
 
-RANDOM, PIXELS = "random initialisation", "raw pixels"  # the networks that are floors
+RANDOM, PIXELS = "random initialization", "raw pixels"  # the networks that are floors
+
+_OLD_RANDOM = "random initialisation"  # as version 0.1 wrote it
 
 Settings = dict[str, float | int | str | None]
 
@@ -20,7 +22,7 @@ class Accuracy:
     Args:
         top1: Share of the images whose first guess is right.
         top5: Share whose right class is among the first five guesses; None with five classes or fewer.
-        low: Lower end of the 95 % bootstrap interval of top1.
+        low: Lower end of the 95% bootstrap interval of top1.
         high: Upper end of it.
         per_class: top1 of each class that has test images.
         images: Number of test images.
@@ -41,7 +43,7 @@ class Result:
     Args:
         evaluation: What was done, such as `knn` or `linear`; with data and network it names the result.
         data: The test images.
-        network: Whose features: `teacher`, `student`, `random initialisation`, `raw pixels`.
+        network: Whose features: `teacher`, `student`, `random initialization`, `raw pixels`.
         accuracy: The headline.
         floors: top1 of the built-in baselines, by the same evaluation unless the name says otherwise.
         settings: What the numbers depend on, and further numbers such as the best epoch.
@@ -69,8 +71,19 @@ def read_results(path: Path) -> dict[str, dict[str, Any]]:
     except (json.JSONDecodeError, UnicodeDecodeError):
         found = None
     if not isinstance(found, dict):
-        raise UserError(f"{path} is not a file of results; move it away.")
-    return found
+        raise UserError(f"{path} is not a results file. Move it away.")
+    return {_renamed(name): _in_todays_words(entry) for name, entry in found.items()}
+
+
+def _in_todays_words(entry: Any) -> Any:
+    if not isinstance(entry, dict) or "network" not in entry:
+        return entry
+    floors = {_renamed(name): value for name, value in entry.get("floors", {}).items()}
+    return entry | {"network": _renamed(entry["network"]), "floors": floors}
+
+
+def _renamed(name: str) -> str:
+    return name.replace(_OLD_RANDOM, RANDOM)
 
 
 def write_result(path: Path, result: Result) -> None:
@@ -81,4 +94,4 @@ def write_result(path: Path, result: Result) -> None:
         # A name that is not UTF-8 becomes an escape of JSON's, and is read back as it was.
         write_whole(path, text.encode("utf-8", "backslashreplace"))
     except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); make it writable.") from None
+        raise UserError(f"{path} cannot be written ({error.strerror}). Make it writable.") from None

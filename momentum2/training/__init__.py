@@ -1,1 +1,1 @@
-"""Training: what a config comes to, the loop, and what is watched meanwhile."""
+"""Training: what a config resolves to, the loop, and what is watched meanwhile."""

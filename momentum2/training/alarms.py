@@ -1,4 +1,4 @@
-"""Alarms in words: what is going wrong with a run, said once while it lasts."""
+"""Alarms in words: what is going wrong with a run, reported once while it lasts."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -39,18 +39,19 @@ class Alarms:
                     yield (
                         name,
                         f"the representation has collapsed: the {words} is {metrics[name]:.3g}, "
-                        f"below {limit:g} for {self._low[name]} logged steps; check predictor, norms and lr.",
+                        f"below {limit:g} for {self._low[name]} logged steps. "
+                        "Check the predictor, the norms and the learning rate.",
                     )
         if metrics.get("data_wait", 0.0) > monitor.wait_fraction:
             yield (
                 "data_wait",
-                f"{metrics['data_wait']:.0%} of the time goes into waiting for images; "
-                "use more --data.workers or --data.cache on.",
+                f"{metrics['data_wait']:.0%} of the time is spent waiting for images. "
+                "Increase data.workers, or set data.cache to on.",
             )
         if "step_time" in metrics:
             seconds = metrics["step_time"]
             if len(self._step_times) >= WARM_UP:
                 usual = median(self._step_times)
                 if seconds > monitor.slow_step * usual:
-                    yield "step_time", f"a step took {seconds:.3g} s, {seconds / usual:.1f} times the usual."
+                    yield "step_time", f"a step took {seconds:.3g} s, {seconds / usual:.1f} times the median."
             self._step_times.append(seconds)

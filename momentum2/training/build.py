@@ -50,7 +50,7 @@ def with_devices(config: Config, out: Path, kind: type[Method]) -> Config:
 
 
 def with_cache(data: DataConfig, before: Mapping[str, object]) -> DataConfig:
-    """Cached and streamed images differ by a little, so what `auto` once came to holds for the whole run."""
+    """Cached and streamed images differ by a little, so what `auto` once resolved to holds for the whole run."""
     return replace(data, cache="on" if before["cached"] else "off") if "cached" in before else data
 
 

@@ -1,8 +1,8 @@
-"""Settings that cannot be meant, said in one sentence before anything is opened or written."""
+"""Settings that cannot work, refused in one sentence before anything is opened or written."""
 
 from momentum2.augment import view_specs
 from momentum2.config import Config, OptimConfig
-from momentum2.errors import SettingError, UserError
+from momentum2.errors import SettingError
 from momentum2.methods import METHODS, Method
 from momentum2.settings import check as check_settings
 
@@ -13,7 +13,8 @@ def method_class(config: Config, own: type[Method] | None = None) -> type[Method
         return own
     if config.method.name == "own":
         raise SettingError(
-            "method.name", "own is for a class of your own, which only Python can give: pretrain(method=)."
+            "method.name",
+            "own is for a custom class, which can only be passed from Python: pretrain(method=).",
         )
     return METHODS[config.method.name]
 
@@ -34,8 +35,8 @@ def check(config: Config, kind: type[Method]) -> None:
         suits = "supervised" if kind.views[0] == 1 else "byol"
         raise SettingError(
             "views.recipe",
-            f"{config.views.recipe} makes {views} view{'s' * (views > 1)} of an image, and {name} takes {wanted}. Use "
-            f"{suits}, or other small_crops.",
+            f"{config.views.recipe} makes {views} view{'s' * (views > 1)} per image, but {name} takes {wanted}. Use "
+            f"{suits}, or change small_crops.",
         )
     if kind.has_teacher and method.teacher_norm not in kind.teacher_norms:
         raise SettingError(
@@ -50,11 +51,12 @@ def check(config: Config, kind: type[Method]) -> None:
 def check_optim(optim: OptimConfig) -> None:
     """Raise a `UserError` for settings of the optimizer that do not suit each other."""
     if optim.nesterov and optim.name != "sgd":
-        raise UserError(f"--optim.nesterov is for sgd; leave it out with --optim.name {optim.name}.")
+        raise SettingError("optim.nesterov", f"is for sgd, not {optim.name}. Leave it out.")
     if optim.nesterov and optim.sgd_momentum == 0:
-        raise UserError("--optim.nesterov needs momentum; choose --optim.sgd_momentum above 0.")
+        raise SettingError("optim.nesterov", "needs momentum. Set optim.sgd_momentum above 0.")
     for share in optim.milestones or ():
         if not 0 < share < 1:
-            raise UserError(
-                f"--optim.milestones are shares of the run, above 0 and below 1, such as [0.6,0.8], not {share:g}."
+            raise SettingError(
+                "optim.milestones",
+                f"must be shares of the run, above 0 and below 1, such as [0.6,0.8], not {share:g}.",
             )

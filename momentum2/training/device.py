@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from momentum2.config import Precision
-from momentum2.errors import UserError
+from momentum2.errors import SettingError
 
 
 def choose_device(name: str) -> torch.device:
@@ -20,20 +20,22 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(
-            f"--train.device {name} is not a device; use auto, cpu, cuda, cuda:1 or mps."
+        raise SettingError(
+            "train.device", f"{name} is not a device. Use auto, cpu, cuda, cuda:1 or mps."
         ) from None
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not available.get(device.type, False):
-        raise UserError(f"--train.device {name} is not available on this machine; use --train.device auto.")
+        raise SettingError("train.device", f"{name} is not available on this machine. Use auto.")
     if device.type == "cuda":
         if device.index is not None and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:
-            raise UserError(
-                f"--train.device {name} is one GPU for several processes; use --train.device cuda."
-            )
+            raise SettingError("train.device", f"{name} is one GPU for several processes. Use cuda.")
         index = device.index if device.index is not None else int(os.environ.get("LOCAL_RANK", 0))
         if index >= torch.cuda.device_count():
-            raise UserError(f"There is no cuda:{index}; this machine has {torch.cuda.device_count()} GPU(s).")
+            count = torch.cuda.device_count()
+            raise SettingError(
+                "train.device",
+                f"cannot be cuda:{index}, because this machine has {count} GPU{'s' * (count != 1)}.",
+            )
         device = torch.device("cuda", index)
         torch.cuda.set_device(device)
     return device
@@ -71,7 +73,7 @@ def guest() -> Iterator[None]:
 
 
 def keep_large_blocks() -> None:
-    """Let glibc reuse large blocks: by default it maps and faults every activation over 32 MB anew."""
+    """Let glibc reuse large blocks: by default it maps and faults every activation over 32 MB again."""
     if sys.platform == "linux":
         try:
             mallopt = ctypes.CDLL("libc.so.6").mallopt

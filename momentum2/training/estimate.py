@@ -48,11 +48,19 @@ def planned(config: Config, images: int | None, processes: int, probe: bool) -> 
         seconds = step_seconds(config, plan, classes)
         total = seconds * plan.steps
         lines.append(
-            ("time", f"{seconds:.3g} s a step, {total / 3600:.3g} hours in all, if data does not hold it up")
+            (
+                "time",
+                f"{seconds:.3g} s per step, {_hours(total)} in total, if loading data is not the bottleneck",
+            )
         )
     else:
-        lines.append(("time", "add --probe true to measure a few steps"))
+        lines.append(("time", "not measured (probe times a few steps)"))
     return lines
+
+
+def _hours(seconds: float) -> str:
+    hours = f"{seconds / 3600:.3g}"
+    return f"{hours} hour{'s' * (hours != '1')}"
 
 
 def memory_bytes(config: Config, plan: Plan, classes: int) -> tuple[int, int]:

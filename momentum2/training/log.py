@@ -87,7 +87,7 @@ class Log:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 raise UserError(
-                    "TensorBoard is not installed: pip install 'momentum2[tensorboard]'."
+                    "TensorBoard is not installed. Run pip install 'momentum2[tensorboard]'."
                 ) from None
             self.writer = SummaryWriter(str(directory / TENSORBOARD), purge_step=start)
         if has_bars():

@@ -35,7 +35,7 @@ def fit(job: Job, run: OpenRun) -> bool:
     alarms, meter, stop = Alarms(job.monitor), Meter(), False
     with log, StopSignal() as signal, job.batches(start) as batches:
         if saved:
-            log.say("Finished already." if start == job.steps else f"Going on after step {start:,}.")
+            log.say("This run is already finished." if start == job.steps else f"Resuming at step {start:,}.")
         # A run that was stopped or killed before the validation of its last step has it now.
         if job.validate and job.is_due(start) and broadcast_bytes(b"%d" % log.has_validation(start)) == b"0":
             log.metrics(start, job.validate())

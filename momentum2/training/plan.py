@@ -1,9 +1,9 @@
-"""What a config comes to: steps, learning rate, momenta and group sizes, before anything is trained."""
+"""What a config resolves to: steps, learning rate, momenta and group sizes, before anything is trained."""
 
 from dataclasses import dataclass
 
 from momentum2.config import Config
-from momentum2.errors import UserError
+from momentum2.errors import SettingError
 from momentum2.methods import Method
 from momentum2.schedules import Schedule, scaled_lr, scaled_weight_momentum
 from momentum2.training.checks import check, method_class
@@ -56,18 +56,19 @@ def resolve(config: Config, images: int, world: int = 1, own: type[Method] | Non
         devices = train.devices
         if devices % world:
             divisors = ", ".join(str(w) for w in range(1, devices + 1) if devices % w == 0)
-            raise UserError(
-                f"--train.devices {devices} cannot be divided among {world} processes; start {divisors}."
+            raise SettingError(
+                "train.devices", f"{devices} cannot be divided among {world} processes. Start {divisors}."
             )
     if batch % (devices * train.accumulate):
         what = f"{devices} device(s)" if shared else f"{world} process(es)"
-        raise UserError(
-            f"--train.batch_size {batch} cannot be divided among {what} × {train.accumulate} micro-batch(es); "
-            f"choose a multiple of {devices * train.accumulate}."
+        raise SettingError(
+            "train.batch_size",
+            f"{batch} cannot be divided among {what} × {train.accumulate} micro-batch(es). "
+            f"Choose a multiple of {devices * train.accumulate}.",
         )
     if batch > images:
-        raise UserError(
-            f"The data set has {images} images, fewer than one batch: choose --train.batch_size {images} or less."
+        raise SettingError(
+            "train.batch_size", f"{batch} exceeds the number of images ({images}). Choose at most {images}."
         )
     steps_per_epoch = images // batch
     steps = train.steps if train.steps is not None else train.epochs * steps_per_epoch
@@ -91,9 +92,10 @@ def resolve(config: Config, images: int, world: int = 1, own: type[Method] | Non
     teacher_bn = samples(method.teacher_norm) if kind.has_teacher else None
     for side, count in (("student", student_bn), ("teacher", teacher_bn)):
         if count is not None and count < 2:
-            raise UserError(
-                f"The {side}'s batch norm would see {count} sample; it needs at least 2: raise --train.batch_size or "
-                "lower --train.devices or --train.accumulate."
+            raise SettingError(
+                "train.batch_size",
+                f"{batch} is too small: the {side}'s batch norm needs at least 2 samples but would get {count}. Raise "
+                "it, or use fewer devices or micro-batches.",
             )
     return Plan(
         images=images,

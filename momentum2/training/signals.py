@@ -12,9 +12,10 @@ from torch import Tensor
 
 from momentum2 import distributed
 from momentum2.distributed.together import any_process, raise_together
+from momentum2.errors import UserError
 from momentum2.runs.checkpoint import Checkpoints
 
-#: A launcher and a scheduler may both pass on the same signal; within so many seconds it counts as one.
+#: A launcher and a scheduler may both pass on the same signal; within this many seconds it counts as one.
 SAME_SIGNAL_SECONDS = 2.0
 
 
@@ -40,7 +41,9 @@ class StopSignal:
         if self._received is None:
             self._received = now
             if distributed.is_main():  # os.write: a print inside a handler may interrupt another print
-                os.write(2, b"momentum2: saving after this step; a second signal stops at once.\n")
+                os.write(
+                    2, b"momentum2: Saving after this step. Send the signal again to stop immediately.\n"
+                )
         elif now - self._received > SAME_SIGNAL_SECONDS:
             os._exit(128 + number)
 
@@ -57,10 +60,10 @@ class StopSignal:
         return bool(stop)
 
 
-def _not_finite(step: int, checkpoints: Checkpoints) -> str:
+def _not_finite(step: int, checkpoints: Checkpoints) -> UserError:
     saved = checkpoints.steps()
-    kept = f"the checkpoint of step {saved[-1]} is finite" if saved else "no checkpoint has been written yet"
-    return (
-        f"The loss or its gradient became NaN or infinite in step {step + 1} ({kept}); lower --optim.lr, "
-        "set --optim.clip_norm or use --train.precision fp32, with another --out."
+    kept = f"The last checkpoint (step {saved[-1]}) is usable" if saved else "There is no checkpoint yet"
+    return UserError(
+        f"The loss or its gradient became NaN or infinite in step {step + 1}. {kept}. Start a new run with a lower "
+        "learning rate, gradient clipping or fp32 precision."
     )

@@ -18,8 +18,7 @@ from momentum2.training.device import use_bf16
 
 
 class Taken(NamedTuple):
-    """What a step came to: its loss and gradient norm, the last micro-batch's output, what was watched, and whether to
-    stop."""
+    """A step's loss and gradient norm, the last micro-batch's output, what was watched, and whether to stop."""
 
     loss: Tensor
     norm: Tensor

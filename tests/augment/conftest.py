@@ -5,7 +5,7 @@ from torch import Tensor
 
 @pytest.fixture
 def pictures():
-    """(n, 3, H, W) uint8 of several kinds: noise, smooth colours, pure colours, grey, one colour."""
+    """(n, 3, H, W) uint8 of several kinds: noise, smooth colors, pure colors, gray, one color."""
 
     def make(n: int, height: int, width: int) -> Tensor:
         generator = torch.Generator().manual_seed(height * 1000 + width)

@@ -14,7 +14,7 @@ SPEC = ViewSpec(
     area=(0.08, 1.0),
     jitter=(0.4, 0.3, 0.2, 0.1),
     jitter_p=0.8,
-    grey_p=0.2,
+    gray_p=0.2,
     blur_p=0.5,
     blur_kernel=23,
     solarize_p=0.1,
@@ -41,17 +41,17 @@ def assert_uniform(values: torch.Tensor, low: float, high: float) -> None:
 
 @pytest.mark.parametrize(
     ("name", "probability"),
-    [("flip", 0.5), ("jitter", 0.8), ("grey", 0.2), ("blur", 0.5), ("solarize", 0.1)],
+    [("flip", 0.5), ("jitter", 0.8), ("gray", 0.2), ("blur", 0.5), ("solarize", 0.1)],
 )
 def test_probabilities(draws, name, probability):
     share = getattr(draws, name).double().mean()
     assert abs(share - probability) < 4 * math.sqrt(probability * (1 - probability) / N)
 
 
-@pytest.mark.parametrize("name", ["flip", "jitter", "grey", "blur", "solarize"])
+@pytest.mark.parametrize("name", ["flip", "jitter", "gray", "blur", "solarize"])
 def test_certain_and_impossible(name):
     for p in (0.0, 1.0):
-        spec = ViewSpec(32, **{f"{other}_p": p for other in ("flip", "jitter", "grey", "blur", "solarize")})
+        spec = ViewSpec(32, **{f"{other}_p": p for other in ("flip", "jitter", "gray", "blur", "solarize")})
         assert (getattr(draw(spec, 0, 0, 0, 1000), name) == bool(p)).all()
 
 
@@ -79,13 +79,13 @@ def test_every_order_is_equally_likely(draws):
 
 def test_decisions_are_independent(draws):
     columns = torch.stack(
-        [getattr(draws, name).double() for name in ("flip", "jitter", "grey", "blur", "solarize", "sigma")]
+        [getattr(draws, name).double() for name in ("flip", "jitter", "gray", "blur", "solarize", "sigma")]
         + [*draws.factors.double().T, *draws.area.T, *draws.ratio.log().T, *draws.corner.T]
     )
     correlations = columns.corrcoef() - torch.eye(len(columns))
     assert correlations.abs().max() < 5 / math.sqrt(N)
-    neighbours = torch.stack([torch.stack([c[1:], c[:-1]]).corrcoef()[0, 1] for c in columns])
-    assert neighbours.abs().max() < 5 / math.sqrt(N)
+    neighbors = torch.stack([torch.stack([c[1:], c[:-1]]).corrcoef()[0, 1] for c in columns])
+    assert neighbors.abs().max() < 5 / math.sqrt(N)
 
 
 def test_crop_area_and_ratio(draws):
@@ -137,7 +137,7 @@ def test_boxes_follow_the_rule_written_out():
 
 
 def test_evaluation_crop_is_central_and_the_same_for_all():
-    own = draw(ViewSpec(224, centre=224 / 256, flip_p=0), 1, 2, 0, 3)
+    own = draw(ViewSpec(224, center=224 / 256, flip_p=0), 1, 2, 0, 3)
     sizes = torch.tensor([256, 300, 100]), torch.tensor([256, 500, 400])
     assert crop_boxes(own, *sizes).tolist() == [[16, 16, 224, 224], [19, 119, 262, 262], [6, 156, 88, 88]]
 

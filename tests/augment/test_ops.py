@@ -57,9 +57,9 @@ def test_hue(images, limit):
 
 def test_hue_of_every_sextant_boundary():
     levels = torch.tensor([0.0, 0.25, 0.5, 1.0])
-    colours = torch.cartesian_prod(levels, levels, levels).T.reshape(1, 3, 8, 8)
+    colors = torch.cartesian_prod(levels, levels, levels).T.reshape(1, 3, 8, 8)
     shift = torch.arange(-6, 7) / 12
-    images = colours.expand(len(shift), -1, -1, -1)
+    images = colors.expand(len(shift), -1, -1, -1)
     assert far(ops.hue_(images.clone(), shift), one_by_one(F.adjust_hue, images, shift)) < 1e-5
 
 
@@ -79,12 +79,12 @@ def test_jitter_in_each_samples_own_order(pictures):
     expected = one_by_one(chain, images, factors, orders)
     shuffled = torch.randperm(24, generator=torch.Generator().manual_seed(1))
     for samples in (shuffled, ops.hue_place(orders).argsort()):  # unsorted, and sorted as it likes them best
-        result = ops.colour_jitter_(images[samples], factors[samples], orders[samples])
+        result = ops.color_jitter_(images[samples], factors[samples], orders[samples])
         assert far(result, expected[samples]) <= TOLERANCE
 
 
-def test_grey(images):
-    assert far(ops.grey(images), F.rgb_to_grayscale(images)) <= TOLERANCE
+def test_gray(images):
+    assert far(ops.gray(images), F.rgb_to_grayscale(images)) <= TOLERANCE
 
 
 def test_gaussian_blur(images):
@@ -108,6 +108,6 @@ def test_solarize(images):
     assert far(ops.solarize(images), F.solarize(images, 0.5)) <= TOLERANCE
 
 
-def test_normalise(images):
+def test_normalize(images):
     mean, std = (0.1, 0.4, 0.7), (0.2, 0.3, 0.5)
-    assert far(ops.normalise_(images.clone(), mean, std), F.normalize(images, mean, std)) < 1e-5
+    assert far(ops.normalize_(images.clone(), mean, std), F.normalize(images, mean, std)) < 1e-5

@@ -5,7 +5,16 @@ import torch
 from torch import Tensor
 
 from momentum2._torchvision import torchvision
-from momentum2.augment import Draws, ViewSpec, crop_boxes, draw, render, resized_crop_one, view_specs, views
+from momentum2.augment import (
+    Draws,
+    ViewSpec,
+    crop_boxes,
+    draw,
+    render,
+    rendering,
+    resized_crop_one,
+    view_specs,
+)
 from momentum2.config import ViewsConfig
 
 F = torchvision.transforms.functional
@@ -25,7 +34,7 @@ def torchvision_view(image: Tensor, own: Draws, spec: ViewSpec) -> Tensor:
         functions = [F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue]
         for which in own.order[0].tolist():
             view = functions[which](view, float(own.factors[0, which]))
-    if own.grey:
+    if own.gray:
         view = F.rgb_to_grayscale(view, 3)
     if own.blur:
         view = F.gaussian_blur(view, [spec.blur_kernel] * 2, [float(own.sigma)] * 2)
@@ -58,7 +67,7 @@ def test_views_are_those_of_torchvision(pictures, recipe, source, size):
         expected = torch.stack([torchvision_view(images[i], own[i : i + 1], spec) for i in range(n)])
         difference = ((view - expected) * torch.tensor(spec.std)[:, None, None]).abs()
         # A crop rounded to uint8 is off by up to 1/255, which stronger contrast and hue can multiply. At the
-        # threshold of solarize and between sextants of hue a pixel's neighbours part, so: nearly all pixels.
+        # threshold of solarize and between sextants of hue a pixel's neighbors part, so: nearly all pixels.
         assert difference.mean() < 0.5 / 255
         assert (difference > 4 / 255).double().mean() < 1e-3
 
@@ -81,7 +90,7 @@ def test_chunks_and_threads_do_not_change_the_bits(pictures, monkeypatch):
     specs = view_specs(ViewsConfig("byol"), 96)
     images, draws = pictures(12, 100, 100), drawn(specs, 12)
     whole = render(images, draws, specs)
-    monkeypatch.setattr(views, "_CHUNK", 3 * 96 * 96 * 5)
+    monkeypatch.setattr(rendering, "_CHUNK", 3 * 96 * 96 * 5)
     threads = torch.get_num_threads()
     try:
         for count in (1, 3):

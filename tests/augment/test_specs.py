@@ -13,7 +13,7 @@ def test_byol_at_224():
         assert spec.size == 224
         assert spec.area == (0.08, 1.0)
         assert spec.ratio == (3 / 4, 4 / 3)
-        assert (spec.flip_p, spec.jitter_p, spec.grey_p) == (0.5, 0.8, 0.2)
+        assert (spec.flip_p, spec.jitter_p, spec.gray_p) == (0.5, 0.8, 0.2)
         assert spec.jitter == (0.4, 0.4, 0.2, 0.1)
         assert (spec.blur_kernel, spec.blur_sigma) == (23, (0.1, 2.0))
         assert spec.mean == (0.485, 0.456, 0.406)
@@ -28,7 +28,7 @@ def test_moco_v2_and_simsiam(recipe):
     assert first == second
     assert first.area == (0.2, 1.0)
     assert first.jitter == (0.4, 0.4, 0.4, 0.1)
-    assert (first.jitter_p, first.grey_p, first.blur_p, first.solarize_p) == (0.8, 0.2, 0.5, 0.0)
+    assert (first.jitter_p, first.gray_p, first.blur_p, first.solarize_p) == (0.8, 0.2, 0.5, 0.0)
 
 
 def test_simclr():
@@ -36,17 +36,17 @@ def test_simclr():
     assert first == second
     assert first.area == (0.08, 1.0)
     assert first.jitter == (0.8, 0.8, 0.8, 0.2)
-    assert (first.jitter_p, first.grey_p, first.blur_p, first.solarize_p) == (0.8, 0.2, 0.5, 0.0)
+    assert (first.jitter_p, first.gray_p, first.blur_p, first.solarize_p) == (0.8, 0.2, 0.5, 0.0)
 
 
 def test_supervised_and_evaluation():
     (view,) = view_specs(ViewsConfig("supervised"), 224)
-    assert (view.area, view.flip_p, view.centre) == ((0.08, 1.0), 0.5, None)
-    assert view.jitter_p == view.grey_p == view.blur_p == view.solarize_p == 0
+    assert (view.area, view.flip_p, view.center) == ((0.08, 1.0), 0.5, None)
+    assert view.jitter_p == view.gray_p == view.blur_p == view.solarize_p == 0
     (view,) = view_specs(ViewsConfig("evaluation"), 224)
-    assert view.centre == 0.875
-    assert view_specs(ViewsConfig("evaluation"), 32)[0].centre == 1.0
-    assert view.flip_p == view.jitter_p == view.grey_p == view.blur_p == view.solarize_p == 0
+    assert view.center == 0.875
+    assert view_specs(ViewsConfig("evaluation"), 32)[0].center == 1.0
+    assert view.flip_p == view.jitter_p == view.gray_p == view.blur_p == view.solarize_p == 0
 
 
 def test_multicrop():
@@ -68,7 +68,7 @@ def test_small_images_are_not_blurred_and_not_cut_small(recipe):
 
 
 def test_strengths():
-    config = ViewsConfig("byol", crop_min=0.5, colour=10, blur=0.5, solarize=10)
+    config = ViewsConfig("byol", crop_min=0.5, color=10, blur=0.5, solarize=10)
     first, second = view_specs(config, 224)
     assert first.area == (0.5, 1.0)
     assert first.jitter == (4.0, 4.0, 2.0, 0.5)
@@ -82,7 +82,7 @@ def test_strengths():
         (ViewsConfig(), 0, "data.image_size"),
         (ViewsConfig(crop_min=0.0), 224, "crop_min"),
         (ViewsConfig(crop_min=1.5), 224, "crop_min"),
-        (ViewsConfig(colour=-1), 224, "views.colour"),
+        (ViewsConfig(color=-1), 224, "views.color"),
         (ViewsConfig("multicrop", small_crops=-1), 224, "small_crops"),
         (ViewsConfig("multicrop", small_crops=2, small_size=96), 64, "small_size"),
     ],

@@ -139,7 +139,7 @@ def test_damaged_cifar_is_one_sentence(tmp_path: Path, damage: str) -> None:
         file.write_bytes(bytes([200]) + file.read_bytes()[1:])
     else:
         file.write_bytes(pickle.dumps({"data": np.array([[1], ["x"]], object), "labels": [1]}))
-    with pytest.raises(UserError, match="incomplete or damaged"):
+    with pytest.raises(UserError, match="incomplete or corrupt"):
         opened("cifar10", tmp_path)
 
 
@@ -175,15 +175,15 @@ def test_stl10(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="1 labels for 2 images"):
         opened("stl10", tmp_path, "test")
     (tmp_path / "stl10_binary" / "train_X.bin").unlink()
-    with pytest.raises(UserError, match="incomplete or damaged"):
+    with pytest.raises(UserError, match="incomplete or corrupt"):
         opened("stl10", tmp_path, "train")
 
 
 @pytest.mark.parametrize(("name", "folder"), [("cifar10", "cifar-10-batches-py"), ("stl10", "stl10_binary")])
 def test_what_is_not_there_says_how_to_get_it(tmp_path: Path, name: str, folder: str) -> None:
-    with pytest.raises(UserError, match=f"(?s){folder}.*--data.download true"):
+    with pytest.raises(UserError, match=f"(?s)data.root .*{folder}.* set download to true"):
         opened(name, tmp_path)
-    with pytest.raises(UserError, match="no split 'val': choose one of"):
+    with pytest.raises(UserError, match=r"no split 'val'. Choose one of"):
         opened(name, tmp_path, "val")
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import multiprocessing
 import os
 import pickle
@@ -15,7 +16,7 @@ import pytest
 from momentum2.config import DataConfig
 from momentum2.data import cache, open_dataset, packing
 from momentum2.data.cache import Packed
-from momentum2.errors import UserError
+from momentum2.errors import SettingError
 
 MakeFolder = Callable[..., Path]
 
@@ -86,18 +87,19 @@ def test_a_failure_leaves_nothing(
     make_folder: MakeFolder,
     own_cache: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(packing.np, "save", full)
     config = DataConfig(root=str(make_folder(10)), cache="on")
-    with pytest.raises(UserError, match=r"No space left .* --data.cache_dir"):
+    with pytest.raises(SettingError, match="No space left") as error:
         open_dataset(config)
+    assert error.value.setting == "data.cache_dir"
     assert caches(own_cache) == []
     assert not isinstance(open_dataset(replace(config, cache="auto")), Packed)  # goes on without
-    assert "not cached" in capsys.readouterr().err
+    assert "not cached" in caplog.text
 
 
 def test_auto_packs_what_fits(make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,12 +118,12 @@ def test_cache_dir_is_obeyed(make_folder: MakeFolder, tmp_path: Path, own_cache:
     assert len(caches(tmp_path / "here" / "deep")) == 1
     assert not own_cache.exists()
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"):
+    with pytest.raises(SettingError, match="cannot be written"):
         open_dataset(DataConfig(root=str(make_folder(4)), cache="on", cache_dir=str(tmp_path / "file")))
 
 
 @pytest.mark.parametrize("varied", [True, False])
-def test_bad_images_have_no_pixels_and_a_neighbour(
+def test_bad_images_have_no_pixels_and_a_neighbor(
     make_folder: MakeFolder, own_cache: Path, varied: bool
 ) -> None:
     root = make_folder(10, varied=varied, classes=2)
@@ -130,11 +132,11 @@ def test_bad_images_have_no_pixels_and_a_neighbour(
         (root / names[i]).write_bytes(b"junk")
     config = DataConfig(root=str(root), cache="on", max_bad_fraction=0.5)
     packed, plain = open_dataset(config), open_dataset(replace(config, cache="off"))
-    neighbours = [0, 1, 2, 5, 5, 5, 6, 7, 8, 0]
+    neighbors = [0, 1, 2, 5, 5, 5, 6, 7, 8, 0]
     for dataset in (packed, plain):
         taken, images = dataset.fetch(range(10))
-        assert taken.tolist() == neighbours
-        for image, other in zip(images, neighbours, strict=True):
+        assert taken.tolist() == neighbors
+        for image, other in zip(images, neighbors, strict=True):
             np.testing.assert_array_equal(image, plain.read([other])[0])
     assert packed.bad == plain.bad == dict.fromkeys((3, 4, 9), "not an image in a known format")
     [folder] = caches(own_cache)
@@ -144,7 +146,7 @@ def test_bad_images_have_no_pixels_and_a_neighbour(
 def test_what_can_be_read_again_is_no_longer_bad(
     make_folder: MakeFolder, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A network that fails for a moment must not be remembered for ever."""
+    """A network that fails for a moment must not be remembered forever."""
     config = DataConfig(root=str(make_folder(10)), cache="on", max_bad_fraction=0.5)
     [path] = [path for path in Path(str(config.root)).iterdir() if path.name == "004.png"]
     content, stamp = path.read_bytes(), path.stat()
@@ -165,6 +167,7 @@ def test_two_processes_at_once(
     barrier, results = context.Barrier(3), context.SimpleQueue()
 
     def build() -> None:
+        logging.basicConfig(level=logging.INFO, force=True)  # to stderr
         barrier.wait()
         data = open_dataset(config)
         pixels = b"".join(image.tobytes() for image in data.read(range(60)))

@@ -41,5 +41,5 @@ def test_every_view_has_a_column(make_folder: Callable[..., Path], tmp_path: Pat
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     config = Config(data=DataConfig(name="shapes", image_size=8))
     for path in (tmp_path / "no" / "views.png", tmp_path / "views.unknown"):
-        with pytest.raises(UserError, match=r"name a \.png in a folder that exists"):
+        with pytest.raises(UserError, match=r"Choose a \.png in a folder that exists"):
             write_views(config, path)

@@ -39,15 +39,15 @@ def test_grayscale_and_one_bit() -> None:
 
 def test_palette() -> None:
     palette = Image.fromarray(GRAY % 4).convert("P")
-    colours = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [9, 8, 7]], np.uint8)
+    colors = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [9, 8, 7]], np.uint8)
     palette.putdata((GRAY % 4).ravel().tolist())
-    palette.putpalette(colours.ravel().tolist())
-    np.testing.assert_array_equal(Encoded(saved(palette, "PNG")).pixels(), colours[GRAY % 4])
+    palette.putpalette(colors.ravel().tolist())
+    np.testing.assert_array_equal(Encoded(saved(palette, "PNG")).pixels(), colors[GRAY % 4])
 
 
-def over_white(colour: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+def over_white(color: np.ndarray, alpha: np.ndarray) -> np.ndarray:
     share = alpha[..., None] / 255
-    return colour * share + 255 * (1 - share)
+    return color * share + 255 * (1 - share)
 
 
 def test_alpha_goes_over_white() -> None:
@@ -59,7 +59,7 @@ def test_alpha_goes_over_white() -> None:
     assert np.abs(found - over_white(as_gray(GRAY), RGB[..., 0])).max() <= 1
 
 
-def test_a_transparent_palette_colour_is_white() -> None:
+def test_a_transparent_palette_color_is_white() -> None:
     picture = Image.fromarray(np.array([[0, 1]], np.uint8)).convert("P")
     picture.putdata([0, 1])
     picture.putpalette([10, 20, 30, 40, 50, 60])

@@ -21,7 +21,7 @@ from torch import Tensor
 from momentum2.augment import ViewSpec, crop_boxes, render, resized_crop_one, view_specs
 from momentum2.config import DataConfig, ViewsConfig
 from momentum2.data import Batch, Dataset, Loader, batch_indices, iterate, open_dataset
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
 
 MakeFolder = Callable[..., Path]
 SPECS = view_specs(ViewsConfig(), 16)
@@ -237,9 +237,9 @@ def test_a_stopped_worker_is_noticed(make_folder: MakeFolder) -> None:
 
 def test_batches_that_cannot_be(make_folder: MakeFolder) -> None:
     dataset = opened(make_folder(24))
-    with pytest.raises(UserError, match="A batch of 25 cannot be drawn from 24 images"):
+    with pytest.raises(SettingError, match=r"train.batch_size must be from 1 to 24"):
         Loader(dataset, SPECS, seed=0, batch_size=25, stop=1)
-    with pytest.raises(UserError, match=r"make --train\.batch_size a multiple of 3"):
+    with pytest.raises(SettingError, match=r"train.batch_size 8 .* Choose a multiple of 3"):
         Loader(dataset, SPECS, seed=0, batch_size=8, stop=1, rank=0, world=3)
 
 

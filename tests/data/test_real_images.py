@@ -38,4 +38,4 @@ def test_a_slice_of_cifar(tmp_path: Path) -> None:
             for view in render(batch.images, batch.draws, specs):
                 assert view.shape == (100, 3, 32, 32)
                 assert view.isfinite().all()
-                assert 0.5 < view.std() < 2  # normalised
+                assert 0.5 < view.std() < 2  # normalized

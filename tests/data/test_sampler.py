@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from momentum2.data.sampler import batch_indices, seeded_subset, steps_per_epoch
-from momentum2.errors import UserError
+from momentum2.errors import SettingError
 
 
 @given(
@@ -17,7 +17,7 @@ from momentum2.errors import UserError
 )
 def test_an_epoch_repeats_nothing(length: int, batch: int, seed: int, epoch: int) -> None:
     if batch > length:
-        with pytest.raises(UserError, match=r"set --train\.batch_size between"):
+        with pytest.raises(SettingError, match=r"train.batch_size must be from 1"):
             steps_per_epoch(length, batch)
         return
     steps = steps_per_epoch(length, batch)

@@ -156,7 +156,7 @@ def test_there_is_no_linear_shortcut_to_the_class() -> None:
     y, y_test = shapes.labels(train), shapes.labels(test, split="test")
     features = {
         "raw pixels": [seen[s].reshape(len(seen[s]), -1) / 255 for s in ("train", "test")],
-        "mean colour": [seen[s].mean((1, 2)) / 255 for s in ("train", "test")],
+        "mean color": [seen[s].mean((1, 2)) / 255 for s in ("train", "test")],
         "background": [behind[s].reshape(len(behind[s]), -1) for s in ("train", "test")],
     }
     for name, (a, b) in features.items():

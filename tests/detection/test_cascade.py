@@ -73,7 +73,7 @@ def test_each_stage_asks_for_more_overlap() -> None:
 
 @pytest.mark.parametrize("k", [0, 1, 2])
 def test_a_stage_decodes_offsets_at_its_own_scale(k: int) -> None:
-    # A box of 40×20 at (30, 40): centre (50, 50). The weights are (10, 10, 5, 5) × (k + 1).
+    # A box of 40×20 at (30, 40): center (50, 50). The weights are (10, 10, 5, 5) × (k + 1).
     n = k + 1
     box = torch.tensor([[30.0, 40.0, 70.0, 60.0]])
     deltas = torch.tensor([[1.0, -2.0, 5 * n * math.log(0.5), 5 * n * math.log(2.0)]])
@@ -138,7 +138,7 @@ def test_detections_average_the_scores_and_chain_the_boxes() -> None:
     with torch.no_grad():
         (found,), losses = heads(features(), [torch.tensor([[10.0, 20.0, 50.0, 60.0]])], [SIZE])
     assert losses == {}
-    # Right by 40/10, down by 2·40/20, then half as wide about the centre (34, 44).
+    # Right by 40/10, down by 2·40/20, then half as wide about the center (34, 44).
     box = [24.0, 24.0, 44.0, 64.0]
     # Class 1: (0.7 + 0.4 + 0.1)/3 = 0.4; class 2: (0.1 + 0.1 + 0.7)/3 = 0.3; one box for both.
     assert found["labels"].tolist() == [1, 2]

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from momentum2.detection.pictures import _COLOURS, draw, grid
+from momentum2.detection.pictures import _COLORS, draw, grid
 from momentum2.detection.targets import Detections
 
 
@@ -22,12 +22,12 @@ def found(scores: list[float]) -> Detections:
 def test_box_and_mask_lie_where_they_are() -> None:
     picture = np.asarray(draw(torch.full((3, 40, 40), 200, dtype=torch.uint8), found([0.9]), ["cat"]))
     assert picture.shape == (320, 320, 3)  # 8 times as large: everything lies at 8 times its place
-    colour = np.array(_COLOURS[0])
-    assert (picture[80, 200:240] == colour).all()
-    assert (picture[239, 80:240] == colour).all()
-    assert (picture[80:240, 239] == colour).all()
+    color = np.array(_COLORS[0])
+    assert (picture[80, 200:240] == color).all()
+    assert (picture[239, 80:240] == color).all()
+    assert (picture[80:240, 239] == color).all()
     assert (picture[100:150, 100:200] == 200).all()
-    assert (picture[170:230, 100:200] == (200 * 0.55 + colour * 0.45).astype(np.uint8)).all()
+    assert (picture[170:230, 100:200] == (200 * 0.55 + color * 0.45).astype(np.uint8)).all()
     assert (picture[250:] == 200).all()
 
 
@@ -35,7 +35,7 @@ def test_what_is_unlikely_is_not_drawn() -> None:
     image = torch.zeros(3, 40, 40, dtype=torch.uint8)
     assert not np.asarray(draw(image, found([0.2]), ["cat"])).any()
     both = np.asarray(draw(image, found([0.9, 0.4]), ["cat", "dog"]))
-    assert (both[239, 80:240] == _COLOURS[0]).all()  # the better one is on top
+    assert (both[239, 80:240] == _COLORS[0]).all()  # the better one is on top
 
 
 def test_words_stay_inside_the_picture() -> None:
@@ -43,7 +43,7 @@ def test_words_stay_inside_the_picture() -> None:
     narrow["boxes"] = torch.tensor([[38.0, 20.0, 40.0, 30.0]])
     picture = np.asarray(draw(torch.zeros(3, 40, 40, dtype=torch.uint8), narrow, ["baseball glove"]))
     background = (
-        (picture[150:160] == _COLOURS[0]).all(2).any(0).nonzero()[0]
+        (picture[150:160] == _COLORS[0]).all(2).any(0).nonzero()[0]
     )  # columns of the label, above the box
     assert background.min() < 300  # it begins left of the box at 304
 
@@ -59,4 +59,4 @@ def test_a_box_without_area_is_a_line() -> None:
     flat = found([0.9])
     flat["boxes"] = torch.tensor([[10.0, 10.0, 10.0, 30.0]])
     picture = np.asarray(draw(torch.zeros(3, 40, 40, dtype=torch.uint8), flat, ["cat"]))
-    assert (picture[100:200, 80] == _COLOURS[0]).all()
+    assert (picture[100:200, 80] == _COLORS[0]).all()

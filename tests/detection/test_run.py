@@ -115,8 +115,11 @@ def test_the_student_or_the_teacher_of_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([], "Name the run whose encoder"),
-        (["--init=random", "--network=student", "--out=x"], "leave it out with --init random"),
+        ([], "--init is encoder, which needs RUN"),
+        (
+            ["--init=random", "--network=student", "--out=x"],
+            "--network chooses an encoder of RUN, but init is random",
+        ),
         (["--init", "random"], "--out DIR"),
         (
             ["--model", "yolo", "--out", "x"],
@@ -125,8 +128,8 @@ def test_the_student_or_the_teacher_of_a_run(tmp_path: Path) -> None:
         (["--modle", "fcos"], "Did you mean --model"),
         (["nowhere", "--out", "x"], "no run directory or file of weights called nowhere"),
         (["nowhere", "--eval-only"], "nowhere has no fine-tuned detector"),
-        (["--eval-only"], "Name the run of the fine-tuned detector"),
-        (["--init=random", "--out=x", "--data.name=coco"], "needs --data.root"),
+        (["--eval-only"], "Missing argument RUN"),
+        (["--init=random", "--out=x", "--data.name=coco"], "--data.root is required"),
         (["--init=random", "--out=x", "--train.batch_size=0"], "--train.batch_size"),
         (
             ["--init=random", "--out=x", "--data.short_edges=[]"],

@@ -90,7 +90,7 @@ def test_the_rows_of_all_devices_reach_every_process_and_all_fall_back_together(
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert first.out.splitlines() == ["2 [20.0, 20.0, 20.0] [2.0, 2.25]", "1 [10.0, 10.0, 10.0] [1.0, 1.25]"]
     assert second.out == first.out
-    assert "step-00000002 is damaged" in first.err
+    assert "step-00000002 is corrupt" in first.err
     assert not (tmp_path / "1").exists()  # only process 0 writes
 
 
@@ -120,6 +120,10 @@ def test_an_error_of_one_is_the_error_of_all_and_said_once(tmp_path: Path):
         with open_run(here / "file", Config(), "auto"):
             pass
 
+    def nothing_to_resume():
+        with open_run(here / "new", Config(), "must"):
+            pass
+
     def not_finite():
         value = torch.tensor(float("nan") if rank == 1 else 1.0)
         StopSignal().check(value, 3, Checkpoints(here / "none", 1, ""))
@@ -128,25 +132,26 @@ def test_an_error_of_one_is_the_error_of_all_and_said_once(tmp_path: Path):
         own = {"m": torch.tensor([float("inf") if rank == 1 else 0.0])}
         Checkpoints(here / "x", 1, "").save(1, {}, own, {})
 
-    for name, work in list(globals().items()):
-        if name in ("with_other_seed", "on_another_machine", "not_writable", "not_finite", "not_saved"):
-            tried(name, work)
+    works = with_other_seed, on_another_machine, not_writable, nothing_to_resume, not_finite, not_saved
+    for work in works:
+        tried(work.__name__, work)
     """
     processes = on_processes(code, tmp_path)
     assert [p.code for p in processes] == [0, 0], processes[0].err + processes[1].err
     said = [{line.split()[0]: line.split(maxsplit=2)[1:] for line in p.out.splitlines()} for p in processes]
     expected = {
-        "with_other_seed": (1, "same settings"),
-        "on_another_machine": (0, "exists on another machine"),
-        "not_writable": (0, "cannot be written to"),
-        "not_finite": (0, "NaN or infinite in step 4"),
-        "not_saved": (1, "m is not finite after step 1"),
+        "with_other_seed": (1, "UserError", "different settings"),
+        "on_another_machine": (0, "UserError", "exists on another machine"),
+        "not_writable": (0, "UserError", "cannot be written to"),
+        "nothing_to_resume": (0, "SettingError", "resume is must"),
+        "not_finite": (0, "UserError", "NaN or infinite in step 4"),
+        "not_saved": (1, "UserError", "m is not finite after step 1"),
     }
     assert said[0].keys() == said[1].keys() == expected.keys()
-    for name, (speaker, words) in expected.items():
+    for name, (speaker, raised, words) in expected.items():
         for rank in range(WORLD):
             kind, sentence = said[rank][name]
-            assert kind == ("UserError" if rank == speaker else "SaidElsewhere"), name
+            assert kind == (raised if rank == speaker else "SaidElsewhere"), name
             assert words in sentence
 
 

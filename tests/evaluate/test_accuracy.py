@@ -87,7 +87,7 @@ def test_a_class_whose_name_is_not_utf8(tmp_path: Path):
 def test_a_foreign_file_is_not_overwritten(tmp_path: Path):
     path = tmp_path / "results.json"
     path.write_text("[1, 2")
-    with pytest.raises(UserError, match="not a file of results"):
+    with pytest.raises(UserError, match="not a results file"):
         write_result(path, a_result())
     assert path.read_text() == "[1, 2"
 
@@ -97,5 +97,5 @@ def test_a_result_is_said(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.INFO, "momentum2"):
         say_result(result)
     shown = "\n".join(caplog.messages)
-    assert f"top-1  {result.accuracy.top1:.2f} %" in shown
-    assert "12.50 %  raw pixels" in shown
+    assert f"top-1  {result.accuracy.top1:.2f}%" in shown
+    assert "12.50%  raw pixels" in shown

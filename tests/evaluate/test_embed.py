@@ -67,8 +67,8 @@ def test_the_same_command_gives_the_same_file(run: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("out", "sentence"),
     [
-        (None, "Say where the features go"),
-        ("f.csv", "Say where the features go"),
+        (None, "^out must be a file that ends in"),
+        ("f.csv", "^out must be a file that ends in"),
         ("no/f.npz", "does not exist"),
     ],
 )

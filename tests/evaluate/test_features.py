@@ -50,7 +50,7 @@ def test_what_is_given_is_left_as_it_was(encoder: nn.Module, shapes: DataConfig)
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_unreadable_images_are_left_out(encoder: nn.Module, tmp_path: Path, workers: int):
-    """They are not replaced by their neighbours, as they are in training."""
+    """They are not replaced by their neighbors, as they are in training."""
     rng = np.random.default_rng(0)
     images = [rng.integers(0, 256, (20 + i, 30, 3), dtype=np.uint8) for i in range(7)]
     for i, image in enumerate(images):

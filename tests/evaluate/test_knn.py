@@ -8,11 +8,11 @@ from momentum2.evaluate.knn import knn_scores
 
 
 def clusters(n: int, classes: int, dim: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Overlapping classes around directions, so that neighbours disagree."""
+    """Overlapping classes around directions, so that neighbors disagree."""
     g = torch.Generator().manual_seed(seed)
-    centres = torch.randn(classes, dim, generator=torch.Generator().manual_seed(99))
+    centers = torch.randn(classes, dim, generator=torch.Generator().manual_seed(99))
     labels = torch.randint(classes, (n,), generator=g)
-    return centres[labels] + 1.5 * torch.randn(n, dim, generator=g), labels
+    return centers[labels] + 1.5 * torch.randn(n, dim, generator=g), labels
 
 
 @pytest.mark.parametrize(("k", "temperature"), [(1, 0.07), (20, 0.07), (200, 0.5)])
@@ -28,7 +28,7 @@ def test_predictions_equal_those_of_scikit_learn(k: int, temperature: float):
     assert np.allclose(shares.numpy(), reference.predict_proba(test.double().numpy()), atol=1e-4)
 
 
-def test_the_first_of_equally_near_neighbours_is_taken():
+def test_the_first_of_equally_near_neighbors_is_taken():
     bank = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [-1.0, 0.0]])
     labels = torch.tensor([0, 1, 2, 3, 4])
     # Of the three equal ones at the edge of k = 2 (after a nearer one, and as the nearest), the first count.
@@ -53,7 +53,7 @@ def test_a_tiny_temperature_does_not_overflow():
 
 @pytest.mark.parametrize("k", [0, 11])
 def test_k_is_checked(k: int):
-    with pytest.raises(UserError, match="choose k from 1 to 10"):
+    with pytest.raises(UserError, match=r"^k must be from 1 to 10"):
         knn_scores(torch.ones(10, 2), torch.zeros(10, dtype=torch.long), torch.ones(1, 2), 2, k)
 
 

@@ -99,7 +99,7 @@ def test_a_head_is_trained_by_its_protocol(run: Path, name: ProtocolName):
         result = evaluate_linear(subject, replace(SHORT, protocol=name, epochs=5, lr=0.3))
         assert result is not None
         assert result.evaluation == ("linear" if name == "paper" else f"linear {name}")
-        train, encoder = subject.labelled.train, subject.encoder
+        train, encoder = subject.labeled.train, subject.encoder
         spec = view_specs(ViewsConfig("supervised"), 16)[0]
         torch.manual_seed(derive(0, "head"))
         head = torch.nn.Sequential(torch.nn.Linear(encoder.feature_dim, 10))
@@ -178,7 +178,7 @@ def test_raw_pixels_by_the_paper_s_protocol(run: Path):
     ("options", "sentence"),
     [
         (replace(SHORT, epochs=0), "^epochs must be at least 1"),
-        (replace(SHORT, batch_size=500), "choose --batch_size 184 or less"),
+        (replace(SHORT, batch_size=500), "^batch_size 500 exceeds the number of images .184"),
     ],
 )
 def test_mistakes_are_one_sentence(run: Path, options: LinearOptions, sentence: str):
@@ -204,7 +204,7 @@ def test_cached_is_reproducible_and_has_its_floors(run: Path):
         assert first is not None
         assert again == replace(first, floors={})
         report(first, subject.directory)
-    assert list(first.floors) == ["random initialisation", "raw pixels"]
+    assert list(first.floors) == ["random initialization", "raw pixels"]
     entry = json.loads((run / "results.json").read_text())["linear cached | pictures test | teacher"]
     assert entry["accuracy"]["top1"] == first.accuracy.top1
     assert entry["floors"] == first.floors
@@ -220,6 +220,6 @@ def test_a_floor_by_the_paper_s_protocol_appears_beside_the_result(
             assert result is not None
             report(result, subject.directory)
     found = json.loads((run / "results.json").read_text())
-    floor = found["linear | pictures test | random initialisation"]["accuracy"]["top1"]
-    assert found["linear | pictures test | teacher"]["floors"] == {"random initialisation": floor}
-    assert f"floor  {floor:.2f} %  random initialisation" in caplog.messages
+    floor = found["linear | pictures test | random initialization"]["accuracy"]["top1"]
+    assert found["linear | pictures test | teacher"]["floors"] == {"random initialization": floor}
+    assert f"floor  {floor:.2f}%  random initialization" in caplog.messages

@@ -6,7 +6,7 @@ from sklearn.linear_model import LogisticRegression
 
 from momentum2.evaluate import logistic
 from momentum2.evaluate.accuracy import top1_top5
-from momentum2.evaluate.logistic import Standardise, choose_strength, fit_logistic, logits, probe
+from momentum2.evaluate.logistic import Standardize, choose_strength, fit_logistic, logits, probe
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("strength", [1e-1, 1e-3])
 def test_the_minimum_is_that_of_scikit_learn(digits: tuple[torch.Tensor, ...], strength: float):
     x, y, test, test_labels = digits
-    scale = Standardise(x)
+    scale = Standardize(x)
     weights = fit_logistic(scale(x), y, 10, strength)
     reference = LogisticRegression(C=1 / (strength * len(x)), max_iter=5000, tol=1e-8)
     reference.fit(scale(x).double().numpy(), y.numpy())
@@ -33,7 +33,7 @@ def test_the_minimum_is_that_of_scikit_learn(digits: tuple[torch.Tensor, ...], s
 
 def test_a_start_elsewhere_ends_at_the_same_minimum(digits: tuple[torch.Tensor, ...]):
     x, y, _, _ = digits
-    x = Standardise(x)(x)
+    x = Standardize(x)(x)
     elsewhere = torch.randn(10, 65, generator=torch.Generator().manual_seed(0))
     a, b = fit_logistic(x, y, 10, 1e-2), fit_logistic(x, y, 10, 1e-2, start=elsewhere)
     assert (logits(x, a).softmax(1) - logits(x, b).softmax(1)).abs().max() < 0.01
@@ -61,7 +61,7 @@ def test_the_strength_is_chosen_on_images_that_were_held_out(monkeypatch: pytest
 
 def test_probe_is_as_good_as_scikit_learn(digits: tuple[torch.Tensor, ...]):
     x, y, test, test_labels = digits
-    scale = Standardise(x)
+    scale = Standardize(x)
     found = top1_top5(probe(x, y, test, 10, seed=0), test_labels)[0]
     reference = LogisticRegression(C=1 / (choose_strength(x, y, 10, seed=0) * len(x)), max_iter=5000)
     expected = 100 * reference.fit(scale(x), y).score(scale(test), test_labels)
@@ -77,5 +77,5 @@ def test_probing_twice_gives_the_same_bits(digits: tuple[torch.Tensor, ...]):
 
 def test_a_constant_feature_does_no_harm():
     x = torch.tensor([[1.0, 7.0], [2.0, 7.0], [4.0, 7.0]])
-    assert Standardise(x)(x)[:, 1].tolist() == [0, 0, 0]
-    assert Standardise(x)(x)[:, 0].std(correction=0) == pytest.approx(1)
+    assert Standardize(x)(x)[:, 1].tolist() == [0, 0, 0]
+    assert Standardize(x)(x)[:, 0].std(correction=0) == pytest.approx(1)

@@ -6,11 +6,12 @@ from torch import nn
 
 from momentum2.config import Config, DataConfig, MonitorConfig, TrainConfig
 from momentum2.data import open_dataset
+from momentum2.errors import SettingError
 from momentum2.evaluate.online import online_knn
 
 
 class Oracle(nn.Module):
-    """Knows the class by the mean colour of images that were painted with it."""
+    """Knows the class by the mean color of images that were painted with it."""
 
     feature_dim = 3
 
@@ -37,17 +38,17 @@ def test_the_first_encoder_is_scored(encoder: nn.Module, shapes: DataConfig):
 
 
 def test_it_is_the_accuracy_of_the_test_split(tmp_path, encoder: nn.Module):
-    """Two colours are two classes; three of the four test images lie in the right folder."""
+    """Two colors are two classes; three of the four test images lie in the right folder."""
     from PIL import Image
 
-    for split, colours in (
+    for split, colors in (
         ("train", ["red", "red", "blue", "blue"]),
         ("test", ["red", "red", "blue", "red"]),
     ):
-        for i, colour in enumerate(colours):
+        for i, color in enumerate(colors):
             folder = tmp_path / split / ("a" if i < 2 else "b")
             folder.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (16, 16), colour).save(folder / f"{i}.png")
+            Image.new("RGB", (16, 16), color).save(folder / f"{i}.png")
     data = DataConfig("folder", str(tmp_path), image_size=16, cache="off")
     score = online_knn(Config(eval_data=data, monitor=MonitorConfig(knn_every=1, knn_k=20)))
     assert score is not None
@@ -62,12 +63,21 @@ def test_nothing_to_score(shapes: DataConfig, tmp_path):
     for split in ("train", "test"):
         (tmp_path / split).mkdir()
         Image.new("RGB", (16, 16)).save(tmp_path / split / "image.png")
-    unlabelled = DataConfig("folder", str(tmp_path), cache="off")
-    assert open_dataset(unlabelled).labels is None
-    assert online_knn(Config(eval_data=unlabelled, monitor=MonitorConfig(knn_every=1))) is None
+    unlabeled = DataConfig("folder", str(tmp_path), cache="off")
+    assert open_dataset(unlabeled).labels is None
+    assert online_knn(Config(eval_data=unlabeled, monitor=MonitorConfig(knn_every=1))) is None
 
 
 @pytest.mark.parametrize("size", [1, 5000])
 def test_train_size_bounds_the_bank(encoder: nn.Module, shapes: DataConfig, size: int):
     config = Config(eval_data=replace(shapes, train_size=size), monitor=MonitorConfig(knn_every=1))
     assert online_knn(config) is not None
+
+
+def test_a_mistake_is_one_of_the_evaluation_data():
+    with pytest.raises(SettingError) as error:
+        online_knn(Config(eval_data=DataConfig(root="/nowhere"), monitor=MonitorConfig(knn_every=1)))
+    assert (error.value.setting, str(error.value)) == (
+        "eval_data.root",
+        "eval_data.root /nowhere does not exist.",
+    )

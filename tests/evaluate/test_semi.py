@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -33,11 +35,20 @@ def test_the_whole_network_is_fine_tuned(run: Path):
         result = evaluate_semi(subject, SHORT)
         assert result is not None
         assert result.name == "semi 0.2 | pictures test | teacher"
-        assert result.settings["labels"] == len(stratified(subject.labelled.train.labels, 0.2, 0))
+        assert result.settings["labels"] == len(stratified(subject.labeled.train.labels, 0.2, 0))
         assert result.accuracy.images == 61
         assert all(torch.equal(value, before[name]) for name, value in subject.encoder.state_dict().items())
     saved = load_file(run / "semi-0.2" / "teacher" / "checkpoints" / "step-00000004" / "shared.safetensors")
     assert not torch.equal(saved["method/encoder.conv1.weight"], before["conv1.weight"])
+
+
+@pytest.mark.slow
+def test_the_command_in_a_process_of_its_own(run: Path):
+    words = ["evaluate", "semi", str(run), "--fraction", "0.2", "--epochs", "1", "--batch_size", "18"]
+    command = [sys.executable, "-m", "momentum2", *words, "--threads", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "semi 0.2" in (run / "results.json").read_text()
 
 
 def test_again_and_from_scratch(run: Path):
@@ -50,7 +61,7 @@ def test_again_and_from_scratch(run: Path):
         scratch = evaluate_semi(subject, SHORT)
     assert first is not None
     assert scratch is not None
-    assert scratch.name == "semi 0.2 | pictures test | random initialisation"
+    assert scratch.name == "semi 0.2 | pictures test | random initialization"
     assert scratch.settings == first.settings
     assert scratch.accuracy != first.accuracy
 
@@ -58,7 +69,7 @@ def test_again_and_from_scratch(run: Path):
 def test_a_list_of_names(run: Path, tmp_path: Path):
     path = tmp_path / "few.txt"
     with open_subject(run, ONE) as subject:
-        names = subject.labelled.train.names
+        names = subject.labeled.train.names
         path.write_text("\n".join(names[i].split("/")[-1] for i in range(60)))
         result = evaluate_semi(subject, SemiOptions(list=str(path), epochs=1))
     assert result is not None
@@ -69,11 +80,11 @@ def test_a_list_of_names(run: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (SemiOptions(), "either --fraction 0.1 or --list FILE"),
-        (SemiOptions(fraction=0.1, list="few.txt"), "either --fraction 0.1 or --list FILE"),
+        (SemiOptions(), "either fraction or list"),
+        (SemiOptions(fraction=0.1, list="few.txt"), "either fraction or list"),
         (SemiOptions(fraction=2.0), "above 0 and at most 1"),
         (SemiOptions(list="nowhere.txt"), "cannot be read"),
-        (replace(SHORT, batch_size=64), "fewer than one batch: choose --batch_size"),
+        (replace(SHORT, batch_size=64), "^batch_size 64 exceeds the number of images"),
     ],
 )
 def test_mistakes_are_one_sentence(run: Path, options: SemiOptions, sentence: str):

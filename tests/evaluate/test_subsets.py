@@ -40,9 +40,9 @@ def test_lists_of_file_names_and_of_paths(tmp_path: Path):
     [
         (
             "n01_0.JPEG\nn09_0.JPEG\n",
-            "1 of 2 lines .* are wrong: n09_0.JPEG is not among the training images",
+            "1 of 2 lines .* n09_0.JPEG matches none",
         ),
-        ("same.jpg\n", "same.jpg is the name of several training images"),
+        ("same.jpg\n", "same.jpg matches several"),
         ("\n\n", "is empty"),
     ],
 )

@@ -45,7 +45,7 @@ def test_recalibrated_statistics_are_those_of_the_images(run: Path, tmp_path: Pa
     torch.testing.assert_close(exported(batch), expected, atol=1e-4, rtol=1e-4)
     before, after = original.encoder.state_dict(), exported.encoder.state_dict()
     assert torch.equal(before["layer1.0.conv1.weight"], after["layer1.0.conv1.weight"])
-    assert "measured anew on photos" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    assert "measured again on photos" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
 
 
 def test_one_image_is_too_few_to_recalibrate(run: Path, tmp_path: Path, photos: Path):
@@ -63,7 +63,7 @@ def test_the_model_card_tells_what_is_known(run: Path, tmp_path: Path):
     }
     (run / "results.json").write_text(json.dumps({"knn | shapes test | teacher": result}))
     try:
-        lines = export(run, "torchvision", tmp_path / "out", licence="apache-2.0")
+        lines = export(run, "torchvision", tmp_path / "out", license="apache-2.0")
     finally:
         (run / "results.json").unlink()
     text = (tmp_path / "out" / "MODEL_CARD.md").read_text()
@@ -72,7 +72,7 @@ def test_the_model_card_tells_what_is_known(run: Path, tmp_path: Path):
     assert "| training data | 64 images (shapes) at 64 px |" in text
     assert "| origin | teacher of byol after 2 steps |" in text
     assert "512 pooled features" in text
-    assert "| knn, shapes test, teacher | top-1 61.25 % (95 % interval 60.00 to 62.50) |" in text
+    assert "| knn, shapes test, teacher | top-1 61.25% (95% interval 60.00 to 62.50) |" in text
     losses = [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert f"| training loss | {losses[-1]:.4g} at step 2 |" in text
     assert "weight_momentum: 0.01" in text
@@ -89,14 +89,14 @@ def test_a_file_of_others_has_a_card_too(run: Path, tmp_path: Path):
 
 
 def test_mistakes_are_one_sentence(run: Path, tmp_path: Path):
-    with pytest.raises(UserError, match="did you mean torchvision"):
+    with pytest.raises(UserError, match="Did you mean torchvision"):
         export(run, "torchvison", tmp_path / "out")
-    with pytest.raises(UserError, match="choose from torchvision, timm"):
+    with pytest.raises(UserError, match="Choose from torchvision, timm"):
         export(run, "caffe", tmp_path / "out")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     for occupied in ("full", "full/file"):
-        with pytest.raises(UserError, match="exists already"):
+        with pytest.raises(UserError, match="already exists"):
             export(run, "timm", tmp_path / occupied)
     with pytest.raises(UserError, match="cannot be written"):
         export(run, "timm", tmp_path / "full" / "file" / "out")

@@ -188,7 +188,7 @@ def test_detectron2_takes_the_printed_lines(run: Path, tmp_path: Path):
         (
             "torchvision",
             ("resnet18", "small", 0.25),
-            "stem small and of width 0.25; export to onnx, or pretrain with --model.stem imagenet --model.width 1.",
+            "stem small and of width 0.25. Export to onnx, or pretrain with model.stem imagenet and model.width 1.",
         ),
         ("timm", ("resnet18", "cifar", 1.0), "timm has no resnet18 with the 3x3 stem cifar"),
         ("timm", ("mnasnet0_5", "imagenet", 1.0), "timm takes ResNets"),

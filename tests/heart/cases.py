@@ -79,7 +79,7 @@ class Case:
                 threads=1,
             ),
             optim=OptimConfig(lr=0.02 * 256 / self.batch),
-            monitor=MonitorConfig(log_every=1),
+            monitor=MonitorConfig(log_every=1, report=False),
         )
 
     def settings(self) -> Settings:

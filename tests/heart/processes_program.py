@@ -18,11 +18,10 @@ from cases import Case
 from oracle import Oracle, norms
 from torch import Tensor, nn
 
-from momentum2 import backbones
+from momentum2 import api, backbones
 from momentum2.backbones import Encoder
 from momentum2.config import Config, Stem
 from momentum2.methods import Method
-from momentum2.training import pretrain as training
 from momentum2.training.plan import Plan
 
 STEPS, ORACLES = 20, 7
@@ -54,10 +53,10 @@ def in_fp64() -> None:
     torch.set_default_dtype(torch.float64)
     # `.float()` is there to leave bf16; it would round.
     Tensor.float = lambda x: x if x.dtype == torch.float64 else x.to(torch.float32)  # type: ignore[method-assign]
-    build = training.build_method
+    build = api.build_method
 
-    def build_method(config: Config, plan: Plan, classes: int) -> Method:
-        method = build(config, plan, classes).double()
+    def build_method(config: Config, plan: Plan, classes: int, encoder: nn.Module | None) -> Method:
+        method = build(config, plan, classes, encoder).double()
         Watched.start, Watched.views = copy.deepcopy(method), []
         method.register_forward_pre_hook(in_double)
         return method
@@ -66,7 +65,7 @@ def in_fp64() -> None:
         Watched.views.append([v.double() for v in inputs[0]])
         return Watched.views[-1], inputs[1]
 
-    training.build_method = build_method
+    api.build_method = build_method
 
 
 def with_shallow_networks() -> None:
@@ -106,7 +105,7 @@ def main() -> None:
         for case in CASES:
             run = runs / str(case)
             new = not run.exists()
-            assert training.pretrain(case.config(), run)
+            assert api.pretrain(case.config(), run).finished
             if alone and new:
                 ask_oracle(case, run / "oracle.pt")
 

@@ -187,5 +187,5 @@ def test_what_cannot_be_converted_is_refused(module, message):
 
 
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(UserError, match="'ghost'; choose local, synced or momentum"):
+    with pytest.raises(UserError, match=r"'ghost'. Choose local, synced or momentum"):
         convert_norms(small(), "ghost")

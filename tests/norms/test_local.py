@@ -73,7 +73,7 @@ def test_gradients_by_finite_differences():
 
 
 def test_gradients_of_a_large_mean_are_accurate():
-    """Sums of squares would lose every digit here; the centred sums must not."""
+    """Sums of squares would lose every digit here; the centered sums must not."""
     norm, _ = pair(LocalBatchNorm, 4, devices=4)
     x = (random((8, C, 6, 6), 0) + 1000).requires_grad_()
     twin, x2 = LocalBatchNorm(C, devices=4).double(), x.detach().double().requires_grad_()

@@ -184,13 +184,13 @@ HOSTILE_FILE = "<img src=y onerror=boom()> {i}.png"
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps on pictures whose files, classes and directory have names that are HTML."""
     home = tmp_path_factory.mktemp("home")
-    colours = np.random.default_rng(0).integers(0, 256, (3, 3))
+    colors = np.random.default_rng(0).integers(0, 256, (3, 3))
     for split, count in (("train", 24), ("test", 30)):
         lines = []
         (home / "data" / split).mkdir(parents=True)
         for i in range(count):
             noise = np.random.default_rng(i).integers(0, 60, (16, 16, 3))
-            pixels = np.clip(colours[i % 3] + noise, 0, 255).astype(np.uint8)
+            pixels = np.clip(colors[i % 3] + noise, 0, 255).astype(np.uint8)
             name = f"{split}/{HOSTILE_FILE.format(i=i)}"
             Image.fromarray(pixels).save(home / "data" / name)
             lines.append(f"{name}\t{HOSTILE_CLASSES[i % 3]}\n")

@@ -78,16 +78,16 @@ def test_pointing_at_a_dot_shows_its_image(browser: Any, page: Path):
     browser.until("!tip.hidden")
     chosen = browser.run("selected")
     assert browser.run(f"shown.names[{chosen}]") in browser.run("tip.textContent")
-    # What is drawn in the tip is the image: its colour is that of the thumbnail in the sprite.
+    # What is drawn in the tip is the image: its color is that of the thumbnail in the sprite.
     script = """(async () => {
       const address = tip.querySelector('.thumb').style.backgroundImage.slice(5, -2), image = new Image();
       image.src = address; await image.decode(); return [image.naturalWidth, image.naturalHeight]; })()"""
     assert browser.run(script) == [16 * COLUMNS, 16 * 2]
     browser.click(*dot(browser, chosen))
-    neighbours = browser.run(f"shown.neighbours[{chosen}].length")
-    assert browser.run("document.querySelectorAll('.row.chosen figure').length") == neighbours + 1
+    neighbors = browser.run(f"shown.neighbors[{chosen}].length")
+    assert browser.run("document.querySelectorAll('.row.chosen figure').length") == neighbors + 1
     wrong = browser.run(
-        f"shown.neighbours[{chosen}].filter((j) => shown.labels[j] !== shown.labels[{chosen}]).length"
+        f"shown.neighbors[{chosen}].filter((j) => shown.labels[j] !== shown.labels[{chosen}]).length"
     )
     assert browser.run("document.querySelectorAll('.row.chosen .wrong').length") == wrong
 
@@ -156,7 +156,7 @@ def test_ten_thousand_points(browser: Any, run: Path, tmp_path: Path):
         how="at random",
         names=[f"image {i}" for i in range(n)],
         xy=rng.random((n, 2)),
-        neighbours=rng.integers(0, n, (n, 8)),
+        neighbors=rng.integers(0, n, (n, 8)),
         sprites=type(few)(few.side, few.pictures * -(-n // COLUMNS**2)),
         class_names=tuple(f"class {c}" for c in range(40)),
         labels=labels,

@@ -1,4 +1,4 @@
-"""Maps, neighbours and votes, against independent computations."""
+"""Maps, neighbors and votes, against independent computations."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from momentum2.runs.handle import read_run
 x = F.normalize(torch.randn(1100, 12, generator=torch.Generator().manual_seed(0)), dim=1)
 
 
-def test_neighbours_are_the_nearest_others():
+def test_neighbors_are_the_nearest_others():
     order, similarity = nearest(x, 8)
     distances = np.linalg.norm(x.numpy()[:, None] - x.numpy()[None], axis=2)
     np.fill_diagonal(distances, np.inf)
@@ -58,9 +58,9 @@ def test_features_that_are_all_the_same_have_a_map():
 
 def test_tsne_keeps_groups_together():
     pytest.importorskip("openTSNE")
-    centres = torch.eye(3).repeat_interleave(20, 0)
+    centers = torch.eye(3).repeat_interleave(20, 0)
     places, _ = project(
-        F.normalize(centres + 0.05 * torch.randn(60, 3, generator=torch.Generator().manual_seed(1))), "tsne"
+        F.normalize(centers + 0.05 * torch.randn(60, 3, generator=torch.Generator().manual_seed(1))), "tsne"
     )
     groups = places.reshape(3, 20, 2)
     spread = np.linalg.norm(groups - groups.mean(1, keepdims=True), axis=2).max()
@@ -78,7 +78,7 @@ def test_a_run_looks_at_its_test_images(run: Path):
     found = look(read_run(run), ReportOptions(points=20))
     assert found.what == "20 of the 30 test images"
     assert found.xy.shape == (20, 2)
-    assert found.neighbours.shape == (20, 8)
+    assert found.neighbors.shape == (20, 8)
     assert found.k == 5
     assert all(name.startswith("test/<img") for name in found.names)
     assert found.labels is not None
@@ -99,5 +99,5 @@ def test_without_test_images_those_of_the_training_are_shown(run: Path):
 def test_images_that_are_gone_are_a_sentence(run: Path):
     files = read_run(run)
     config = replace(files.config, eval_data=replace(files.config.eval_data, root="/nowhere"))
-    with pytest.raises(UserError, match="/nowhere does not exist"):
+    with pytest.raises(UserError, match=r"eval_data\.root /nowhere does not exist"):
         look(replace(files, config=config), ReportOptions())

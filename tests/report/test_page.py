@@ -61,7 +61,7 @@ def test_images_and_weights_that_are_gone_are_two_lines(run: Path, tmp_path: Pat
     change(other, "root: ", "root: /nowhere")
     found = notes(write_report([other]))
     assert len(found) == 2
-    assert "has neither an encoder.safetensors nor an undamaged checkpoint yet" in found[0]
+    assert "has no encoder.safetensors and no intact checkpoint yet" in found[0]
     assert "does not exist" in found[1]
 
 
@@ -76,7 +76,7 @@ def test_images_without_labels(run: Path, tmp_path: Path):
     (other / "config.yaml").write_text(text)
     found = notes(write_report([other]))
     assert len(found) == 1
-    assert "the images have no labels" in found[0]
+    assert "the images are unlabeled" in found[0]
 
 
 def test_several_runs_show_how_they_differ(run: Path, tmp_path: Path):
@@ -97,7 +97,7 @@ def test_several_runs_show_how_they_differ(run: Path, tmp_path: Path):
     row = '<tr><th scope="row">optim.lr</th><td>0.05</td><td>0.07</td></tr>'
     assert row in text
     assert text.count('<th scope="row">optim.') == 1  # nothing else differs
-    assert '<th scope="row">knn | x | teacher</th><td>–</td><td>71.2 % (70.0 to 72.5)</td>' in text
+    assert '<th scope="row">knn | x | teacher</th><td>–</td><td>71.2% (70.0 to 72.5)</td>' in text
     assert "knn on x: 41.2 points above the best floor" in text
     sprites = re.search(r'id="sprites">(.*?)</script>', text)
     assert sprites is not None
@@ -115,7 +115,7 @@ def test_a_network_that_has_become_no_number(run: Path, tmp_path: Path):
 
 
 def test_mistakes_are_sentences(run: Path, tmp_path: Path):
-    with pytest.raises(UserError, match="give a run directory"):
+    with pytest.raises(UserError, match="Pass a run directory"):
         write_report([])
     with pytest.raises(UserError, match=r"has no config\.yaml"):
         write_report([tmp_path])

@@ -11,15 +11,15 @@ from momentum2.data import open_dataset
 from momentum2.report.sprites import COLUMNS, draw_sprites
 
 
-def colour_of(index: int) -> tuple[int, int, int]:
+def color_of(index: int) -> tuple[int, int, int]:
     return (index * 37 % 256, index * 91 % 256, index * 151 % 256)
 
 
 def test_each_thumbnail_is_at_its_place(tmp_path: Path):
     per_sprite = COLUMNS * COLUMNS
     for i in range(per_sprite + 3):
-        picture = Image.new("RGB", (150, 100) if i % 2 else (20, 30), colour_of(i))
-        picture.paste("black", (0, 0, 5, 100)) if i % 2 else None  # the edge, which the centre does not show
+        picture = Image.new("RGB", (150, 100) if i % 2 else (20, 30), color_of(i))
+        picture.paste("black", (0, 0, 5, 100)) if i % 2 else None  # the edge, which the center does not show
         picture.save(tmp_path / f"{i:04d}.png")
     dataset = open_dataset(DataConfig("folder", str(tmp_path), cache="off"))
     order = list(reversed(range(len(dataset))))
@@ -32,7 +32,7 @@ def test_each_thumbnail_is_at_its_place(tmp_path: Path):
         sheet, rest = divmod(place, per_sprite)
         y, x = rest // COLUMNS * 32, rest % COLUMNS * 32
         tile = pixels[sheet][y + 4 : y + 28, x + 4 : x + 28]
-        assert np.abs(tile.mean((0, 1)) - colour_of(index)).max() < 12, index
+        assert np.abs(tile.mean((0, 1)) - color_of(index)).max() < 12, index
 
 
 def test_drawn_images_too():

@@ -92,7 +92,7 @@ def test_it_serves_this_machine_alone(server: tuple[str, Path]):
 def test_mistakes_are_sentences(server: tuple[str, Path], tmp_path: Path):
     address, training = server
     port = int(address.rstrip("/").rsplit(":", 1)[1])
-    with pytest.raises(UserError, match=f"Port {port} cannot be used"):
+    with pytest.raises(UserError, match=f"^port {port} cannot be used"):
         watch(training, port)
     with pytest.raises(UserError, match="cannot be used"):
         watch(training, 70_000)

@@ -6,8 +6,8 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -20,40 +20,61 @@ from momentum2.reproduce import runner
 ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1")
 
 
-def command(out: Path, *words: str) -> list[str]:
+def command(python: str, out: Path, *words: str) -> list[str]:
     return [
-        sys.executable, "-m", "momentum2", "reproduce", "bn-statistics", "--rows", "split-momentum",
+        python, "-m", "momentum2", "reproduce", "bn-statistics", "--rows", "split-momentum",
         "--out", str(out), *words,
     ]  # fmt: skip
 
 
-def wait_for(condition, seconds: float = 120) -> None:
-    until = time.monotonic() + seconds
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     while not condition():
-        assert time.monotonic() < until
+        assert process.poll() is None, "It has ended before."
         time.sleep(0.05)
 
 
+#: Starts `-m momentum2 ...` as Python does, but the run waits in its fourth step for what will happen to it.
+STANDS_STILL = """
+import runpy, signal, sys
+from pathlib import Path
+from momentum2.methods.method import Method
+
+def before_step(self, k):
+    if k == 3:
+        Path(__file__).with_name("training").touch()
+        signal.pause()
+
+Method.before_step = before_step
+sys.argv = sys.argv[2:]
+runpy.run_module("momentum2", run_name="__main__", alter_sys=True)
+"""
+
+
 @pytest.mark.slow
-def test_a_killed_row_goes_on_and_a_finished_one_is_not_run_again(tmp_path: Path):
-    out = tmp_path / "out"
-    # A session of its own: SIGKILL to all of it is what a scheduler or a power cut does.
-    first = subprocess.Popen(command(out), env=ENVIRONMENT, start_new_session=True)
+def test_a_killed_row_goes_on_and_a_finished_one_is_not_run_again(tmp_path: Path, warm_python: str):
+    out, program, no_python = tmp_path / "out", tmp_path / "stands_still.py", tmp_path / "no_python"
     run = out / "runs" / "quickstart" / "seed-0"
-    wait_for(lambda: (run / "metrics.jsonl").exists() and '"loss"' in (run / "metrics.jsonl").read_text())
-    os.killpg(first.pid, signal.SIGKILL)
-    first.wait()
+    program.write_text(STANDS_STILL)
+    # A session of its own: SIGKILL to all of it is what a scheduler or a power cut does.
+    words = command(sys.executable, out, "--launcher", f"{sys.executable} {program}")
+    with subprocess.Popen(words, env=ENVIRONMENT, start_new_session=True, text=True) as first:
+        wait_for((tmp_path / "training").exists, first)
+        os.killpg(first.pid, signal.SIGKILL)
     assert not (run / "encoder.safetensors").exists()
 
-    second = subprocess.Popen(command(out), env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
-    wait_for(lambda: (run / "results.json").exists())
-    second.terminate()  # while the seconds are measured: the row itself is finished
-    said, _ = second.communicate(timeout=120)
+    no_python.write_text("#!/bin/sh\nexec sleep 1000000\n")  # what torchrun starts to measure the seconds
+    no_python.chmod(0o755)
+    environment = ENVIRONMENT | {"PYTHON_EXEC": str(no_python)}
+    words = command(warm_python, out)
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as second:
+        wait_for((run / "results.json").exists, second)
+        second.terminate()  # before the seconds are measured: the row itself is finished
+        said, _ = second.communicate()
     assert second.returncode == os.EX_TEMPFAIL
     assert "Run the same command again" in said
     before = (run / "encoder.safetensors").stat().st_mtime_ns
 
-    third = subprocess.run(command(out), env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    third = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert "finished before" in third.stdout
     assert (run / "encoder.safetensors").stat().st_mtime_ns == before
     found = json.loads((out / "bn-statistics.json").read_text())
@@ -61,7 +82,7 @@ def test_a_killed_row_goes_on_and_a_finished_one_is_not_run_again(tmp_path: Path
     assert row["row"] == "local-momentum"
     assert row["seeds"][0]["numbers"]["top-1"] > 0
     assert row["mean"]["seconds"] > 0
-    assert set(found["floors"]) == {"random initialisation", "raw pixels"}
+    assert set(found["floors"]) == {"random initialization", "raw pixels"}
     assert "| student BN, teacher Momentum BN |" in (out / "bn-statistics.md").read_text()
 
 
@@ -72,33 +93,43 @@ def test_a_command_that_fails_is_named(tmp_path: Path, capsys):
     assert main([*words, "--data", str(tmp_path / "empty"), "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("momentum2: momentum2 pretrain cifar10-cpu")
-    assert "Its log is" in error
+    assert "The log is" in error
     assert error.count("\n") == 1
 
 
 def test_what_is_left_is_estimated_from_the_runs_that_worked(capsys, monkeypatch):
-    monkeypatch.setattr(runner, "write_table", lambda work: "")
     before, first, second, third = futures = [Future[float]() for _ in range(4)]
     before.set_result(0.0)  # finished by an earlier command: says nothing about the time
     first.set_result(600.0)
-    threading.Timer(1.2, lambda: [f.set_result(600.0) for f in (second, third)]).start()
+
+    def the_others_end(work: object) -> str:
+        for future in (second, third):
+            if not future.done():
+                future.set_result(600.0)
+        return ""
+
+    monkeypatch.setattr(runner, "write_table", the_others_end)
     runner._finish(None, futures, 2, runner._Children())
     (line,) = capsys.readouterr().out.splitlines()
     assert line.endswith("2 of 4 runs have ended, about 0:10:00 left")  # two at a time, ten minutes each
 
 
 def test_a_row_that_fails_lets_the_others_come_to_their_end(monkeypatch):
-    written = []
-    monkeypatch.setattr(runner, "write_table", written.append)
     failed, other = futures = [Future[float](), Future[float]()]
     failed.set_exception(UserError("It diverged."))
     children = runner._Children()
-    stopped_early = []
-    threading.Timer(1.2, lambda: (stopped_early.append(children.is_stopped()), other.set_result(1.0))).start()
+    stopped = []
+
+    def the_other_ends(work: object) -> str:
+        stopped.append(children.is_stopped())
+        if not other.done():
+            other.set_result(1.0)
+        return ""
+
+    monkeypatch.setattr(runner, "write_table", the_other_ends)
     with pytest.raises(UserError, match="It diverged"):
         runner._finish(None, futures, 2, children)
-    assert stopped_early == [False]
-    assert len(written) == 2
+    assert stopped == [False, False]  # written after each
 
 
 def test_an_error_of_our_own_stops_what_runs(monkeypatch):
@@ -155,21 +186,24 @@ def test_dry_run_prints_commands_and_makes_nothing(tmp_path: Path, capsys):
         ([], "Missing argument TABLE"),
         (["alhpa"], "Did you mean alpha?"),
         (["alpha", "--scale", "huge"], "--scale takes"),
-        (["alpha", "--rows", "alpha-2"], "its rows are alpha-cosine"),
+        (["alpha", "--rows", "alpha-2"], "Its rows are alpha-cosine"),
         (["linear", "--scale", "paper", "--rows", "m2,jigsaw-90", "--dry-run"], "'jigsaw-90' is cited"),
         (["alpha", "--seeds", "0,x"], "--seeds takes whole numbers"),
         (["alpha", "--seeds", ""], "--seeds takes whole numbers"),
         (["alpha", "--jobs", "0"], "--jobs must be at least 1"),
-        (["alpha", "--scale", "cifar"], "Say where the images are: --data DIR."),
+        (["alpha", "--scale", "cifar"], "--data is required."),
         (["alpha", "--scale", "cifar", "--data", "nowhere"], "--data nowhere is not a folder"),
-        (["coco", "--scale", "paper", "--data", ".", "--launcher", "env"], "--detection-data DIR"),
-        (["semi", "--scale", "paper", "--data", ".", "--launcher", "env"], "There is no 1percent.txt here"),
-        (["alpha", "--scale", "paper", "--data", "."], "Say how commands start"),
-        (["alpha", "--data", "."], "leave --data out"),
+        (["coco", "--scale", "paper", "--data", ".", "--launcher", "env"], "--detection_data is required"),
+        (
+            ["semi", "--scale", "paper", "--data", ".", "--launcher", "env"],
+            "1percent.txt does not exist here",
+        ),
+        (["alpha", "--scale", "paper", "--data", "."], "--launcher is required"),
+        (["alpha", "--data", "."], "--data is not for scale smoke"),
         (["alpha", "--epochs", "0"], "--epochs must be at least 1"),
-        (["alpha", "--out", "/dev/null/x"], "cannot be made"),
+        (["alpha", "--out", "/dev/null/x"], "cannot be created"),
         (["alpha", "--launcher", "srun 'start"], "no closing quotation"),
-        (["alpha", "--launcher", "no-such-program"], "there is no program called no-such-program"),
+        (["alpha", "--launcher", "no-such-program"], "--launcher needs a program called no-such-program"),
     ],
 )
 def test_mistakes_are_one_sentence(words: list[str], sentence: str, tmp_path: Path, capsys, monkeypatch):

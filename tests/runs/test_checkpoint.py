@@ -89,7 +89,7 @@ def test_damage_is_noticed_and_the_previous_one_taken(saved: Checkpoints, name: 
     assert found.step == 10
     assert torch.equal(found.shared["w"], torch.full((3, 2), 10.0))
     assert len(caplog.messages) == 1
-    assert "step-00000020 is damaged" in caplog.messages[0]
+    assert "step-00000020 is corrupt" in caplog.messages[0]
 
 
 def test_a_damaged_one_is_replaced_and_never_counts_as_kept(saved: Checkpoints):
@@ -114,7 +114,7 @@ def test_an_undamaged_one_is_not_written_again(saved: Checkpoints):
 def test_all_damaged_is_not_a_new_start(saved: Checkpoints):
     for step in saved.steps():
         empty(saved.directory / f"step-{step:08d}" / "state.json")
-    with pytest.raises(UserError, match=r"All checkpoints .* are damaged"):
+    with pytest.raises(UserError, match=r"All checkpoints .* are corrupt"):
         saved.load()
 
 
@@ -146,7 +146,7 @@ def test_a_pickle_is_refused_and_not_executed(saved: Checkpoints, tmp_path: Path
 
 
 def test_a_checkpoint_of_other_settings_is_refused(saved: Checkpoints):
-    with pytest.raises(UserError, match="other settings"):
+    with pytest.raises(UserError, match="different settings"):
         Checkpoints(saved.directory, 2, "def").load()
 
 
@@ -316,7 +316,7 @@ def test_restore_says_what_does_not_match():
     with pytest.raises(UserError) as error:
         restore(network, optimizer, Checkpoint(7, shared, own, {}))
     assert str(error.value) == (
-        "The checkpoint of step 7 is of another network: body.1.running_var is missing, extra is unknown, "
+        "The checkpoint at step 7 does not match this network: body.1.running_var is missing, extra is unknown, "
         "queue is float32[6] instead of float32[5]."
     )
     convert_norms(network, "momentum", devices=2)

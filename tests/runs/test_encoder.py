@@ -87,7 +87,7 @@ def test_every_method_gives_its_encoders(tmp_path: Path, name: str):
         assert loaded.feature_dim == 64
         torch.testing.assert_close(loaded(IMAGES), features(encoder), atol=1e-6, rtol=1e-5)
     if first == "student":
-        with pytest.raises(UserError, match=f"method {name} trains none"):
+        with pytest.raises(UserError, match=f"method {name} has none"):
             load_encoder(tmp_path / "run", "teacher")
 
 
@@ -163,7 +163,7 @@ def test_a_finished_run_gives_its_encoder_file_and_its_checkpoints(tmp_path: Pat
     assert load_encoder(run, "student").card.step == 6  # only checkpoints have it
     torch.testing.assert_close(load_encoder(run, "student")(IMAGES), features(student), atol=1e-6, rtol=1e-5)
     assert load_encoder(run / "checkpoints" / "step-00000003").card.step == 3
-    with pytest.raises(UserError, match="has the teacher, not the student"):
+    with pytest.raises(UserError, match="contains the teacher, not the student"):
         load_encoder(run / ENCODER, "student")
 
 
@@ -172,11 +172,11 @@ def test_damaged_checkpoints_are_passed_over(tmp_path: Path, caplog: pytest.LogC
     flip(tmp_path / "checkpoints" / "step-00000006" / "shared.safetensors")
     with caplog.at_level(logging.WARNING):
         assert load_encoder(tmp_path).card.step == 3
-    assert "step-00000006 is damaged" in caplog.text
-    with pytest.raises(UserError, match="step-00000006 is damaged"):
+    assert "step-00000006 is corrupt" in caplog.text
+    with pytest.raises(UserError, match="step-00000006 is corrupt"):
         load_encoder(tmp_path / "checkpoints" / "step-00000006")
     flip(tmp_path / "checkpoints" / "step-00000003" / "devices.safetensors")
-    with pytest.raises(UserError, match="nor an undamaged checkpoint"):
+    with pytest.raises(UserError, match="no intact checkpoint"):
         load_encoder(tmp_path)
 
 
@@ -232,11 +232,11 @@ def test_damage_is_noticed(tmp_path: Path, small: nn.Module):
     save_encoder(path, small, CARD)
     whole = path.read_bytes()
     flip(path)
-    with pytest.raises(UserError, match="damaged: its tensors are not those that were written"):
+    with pytest.raises(UserError, match="corrupt: its tensors are not those that were written"):
         load_encoder(path)
     for part in (b"", whole[:-1], whole[: len(whole) // 2], whole[:5], b"hello"):
         path.write_bytes(part)
-        with pytest.raises(UserError, match="damaged or is not a safetensors file"):
+        with pytest.raises(UserError, match="corrupt or is not a safetensors file"):
             load_encoder(path)
     state = load_file_from(whole, tmp_path)
     save_file(state, path, {"momentum2": "{}"})
@@ -283,7 +283,7 @@ def test_half_precision_files_load_as_float32(tmp_path: Path, small: nn.Module):
 
 
 @pytest.mark.parametrize("name", RESNETS)
-def test_resnets_are_recognised(name: str):
+def test_resnets_are_recognized(name: str):
     with torch.device("meta"):
         state = torchvision.models.get_model(name, weights=None).state_dict()
     network = network_in(state, ["conv1.weight"], Path("file"))
@@ -293,7 +293,7 @@ def test_resnets_are_recognised(name: str):
 def test_stems_that_look_alike_have_to_be_named(tmp_path: Path):
     encoder = backbones.build("resnet18", "cifar", 0.125)
     torch.save(encoder.state_dict(), tmp_path / "cifar.pth")
-    with pytest.raises(UserError, match="name the stem, cifar or small"):
+    with pytest.raises(UserError, match="Set stem to cifar or small"):
         load_encoder(tmp_path / "cifar.pth")
     loaded = load_encoder(tmp_path / "cifar.pth", stem="cifar")
     assert torch.equal(loaded(IMAGES), features(encoder))
@@ -302,7 +302,7 @@ def test_stems_that_look_alike_have_to_be_named(tmp_path: Path):
 def test_other_networks_have_to_be_named(tmp_path: Path):
     encoder = backbones.build("mnasnet0_5")
     torch.save(encoder.state_dict(), tmp_path / "model.pth")
-    with pytest.raises(UserError, match="name the backbone"):
+    with pytest.raises(UserError, match="Set backbone to the one"):
         load_encoder(tmp_path / "model.pth")
     assert load_encoder(tmp_path / "model.pth", backbone="mnasnet0_5").feature_dim == 1280
 
@@ -315,7 +315,7 @@ def test_other_networks_have_to_be_named(tmp_path: Path):
         (lambda s: s, {"backbone": "resnet34"}, "missing (layer1.2.bn1.bias"),
         (lambda s: s, {"backbone": "resnet20"}, "torchvision has no backbone 'resnet20'"),
         (lambda s: s, {"width": 0.5}, "of another shape"),
-        (lambda s: {f"strange.{k}": v for k, v in s.items()}, {}, "does not hold a ResNet"),
+        (lambda s: {f"strange.{k}": v for k, v in s.items()}, {}, "does not contain a ResNet"),
         (
             lambda s: {f"{p}.{k}": v for k, v in s.items() for p in ("encoder", "module")},
             {},
@@ -324,7 +324,7 @@ def test_other_networks_have_to_be_named(tmp_path: Path):
         (
             lambda s: {k: v for k, v in s.items() if "layer4.1" not in k},
             {},
-            "does not hold a ResNet of torchvision",
+            "does not contain a ResNet of torchvision",
         ),
         (lambda s: {"epoch": 3}, {}, "no state dict"),
         (lambda s: [1, 2], {}, "no state dict"),
@@ -342,14 +342,14 @@ def test_wrong_files_are_one_sentence(tmp_path: Path, small: nn.Module, content,
 def test_wrong_places_are_one_sentence(tmp_path: Path):
     with pytest.raises(UserError, match="no run directory or file"):
         load_encoder(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="neither a run directory"):
+    with pytest.raises(UserError, match="is not a run directory or a checkpoint"):
         load_encoder(tmp_path)
     (tmp_path / "config.yaml").write_text("method: {}\n")
-    with pytest.raises(UserError, match=r"neither an encoder\.safetensors nor an undamaged checkpoint"):
+    with pytest.raises(UserError, match=r"no encoder\.safetensors and no intact checkpoint"):
         load_encoder(tmp_path)
 
 
-def test_preprocessing_is_crop_resize_normalise(tmp_path: Path, small: nn.Module):
+def test_preprocessing_is_crop_resize_normalize(tmp_path: Path, small: nn.Module):
     save_encoder(tmp_path / ENCODER, small, CARD)
     preprocess = load_encoder(tmp_path / ENCODER).preprocess
     y, x = np.mgrid[:80, :120]
@@ -360,7 +360,7 @@ def test_preprocessing_is_crop_resize_normalise(tmp_path: Path, small: nn.Module
     expected = (np.asarray(crop) / 255 - [0.1, 0.2, 0.3]) / [0.4, 0.5, 0.6]
     one = preprocess(image)
     assert one.shape == (3, 32, 32)
-    np.testing.assert_allclose(one.permute(1, 2, 0).numpy(), expected, atol=0.011)  # one grey level
+    np.testing.assert_allclose(one.permute(1, 2, 0).numpy(), expected, atol=0.011)  # one gray level
     tensor = torch.from_numpy(pixels).permute(2, 0, 1)
     for same in (pixels, tensor):
         assert torch.equal(preprocess(same), one)
@@ -368,7 +368,7 @@ def test_preprocessing_is_crop_resize_normalise(tmp_path: Path, small: nn.Module
         assert torch.equal(preprocess(several), torch.stack([one, one]))
     assert preprocess(image.convert("L")).shape == (3, 32, 32)
     for wrong in (pixels / 255.0, pixels[:, :, 0], tensor.float(), tensor[:1]):
-        with pytest.raises(UserError, match="An image is a PIL image"):
+        with pytest.raises(UserError, match="An image must be a PIL image"):
             preprocess(wrong)
 
 
@@ -385,7 +385,7 @@ def test_preprocessing_is_what_evaluations_see(tmp_path: Path, small: nn.Module,
     (batch,) = iterate(dataset, loaded.card.view, batch_size=1)
     (expected,) = render(batch.images, batch.draws, (loaded.card.view,))
     with Image.open(tmp_path / "photos" / "0.png") as image:
-        torch.testing.assert_close(loaded.preprocess([image]), expected, atol=0.011, rtol=0)  # one grey level
+        torch.testing.assert_close(loaded.preprocess([image]), expected, atol=0.011, rtol=0)  # one gray level
 
 
 def test_the_package_has_no_other_lazy_names():

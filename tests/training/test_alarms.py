@@ -37,7 +37,7 @@ def test_waiting_for_data():
     assert alarms.check(1, FINE | {"data_wait": 0.3}) == []
     (sentence,) = alarms.check(2, FINE | {"data_wait": 0.42})
     assert sentence == (
-        "Step 2: 42% of the time goes into waiting for images; use more --data.workers or --data.cache on."
+        "Step 2: 42% of the time is spent waiting for images. Increase data.workers, or set data.cache to on."
     )
     assert alarms.check(3, FINE | {"data_wait": 0.5}) == []
 
@@ -47,7 +47,7 @@ def test_a_slow_step_is_measured_against_the_runs_own_median():
     for step, seconds in enumerate([9.0, 0.2, 0.2, 0.2, 0.2]):  # the first one compiles and warms up
         assert alarms.check(step, {"step_time": seconds}) == []
     assert alarms.check(5, {"step_time": 0.9}) == []
-    assert alarms.check(6, {"step_time": 2.0}) == ["Step 6: a step took 2 s, 10.0 times the usual."]
+    assert alarms.check(6, {"step_time": 2.0}) == ["Step 6: a step took 2 s, 10.0 times the median."]
 
 
 def test_metrics_that_a_method_does_not_have_are_not_watched():

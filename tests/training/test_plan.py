@@ -79,10 +79,10 @@ def test_auto_is_the_number_of_processes():
 @pytest.mark.parametrize(
     ("method", "train", "says"),
     [
-        (MethodConfig(), TrainConfig(batch_size=100_000), "fewer than one batch"),
+        (MethodConfig(), TrainConfig(batch_size=100_000), "exceeds the number of images"),
         (MethodConfig(), TrainConfig(batch_size=255, accumulate=2), "cannot be divided"),
-        (MethodConfig(), TrainConfig(batch_size=256, devices=5), "choose a multiple of 5"),
-        (MethodConfig(), TrainConfig(batch_size=256, devices=128, accumulate=2), "would see 1 sample"),
+        (MethodConfig(), TrainConfig(batch_size=256, devices=5), "Choose a multiple of 5"),
+        (MethodConfig(), TrainConfig(batch_size=256, devices=128, accumulate=2), "but would get 1"),
         (MethodConfig(), TrainConfig(epochs=0), "train.epochs must be at least 1"),
         (MethodConfig("moco", queue_size=8), TrainConfig(), "queue_size must be at least the batch size"),
     ],
@@ -93,7 +93,7 @@ def test_refusals(method: MethodConfig, train: TrainConfig, says: str):
 
 
 def test_devices_that_processes_cannot_share_are_refused_where_they_matter():
-    with pytest.raises(UserError, match="4 cannot be divided among 3 processes; start 1, 2, 4"):
+    with pytest.raises(UserError, match=r"4 cannot be divided among 3 processes. Start 1, 2, 4"):
         resolve(Config(train=TrainConfig(batch_size=96, devices=4)), 10_000, world=3)
     synced = MethodConfig("byol", "synced", "synced")
     assert resolve(Config(method=synced, train=TrainConfig(batch_size=96, devices=4)), 10_000, world=3)

@@ -254,6 +254,6 @@ def test_other_images_are_refused(tmp_path: Path):
     assert pretrain(config, tmp_path / "run").finished
     plan = (tmp_path / "run" / "plan.txt").read_text()
     (root / "0.png").unlink()
-    with pytest.raises(UserError, match="was started with 9 images, and now there are 8"):
+    with pytest.raises(UserError, match="was started with 9 images but now finds 8"):
         pretrain(config, tmp_path / "run")
     assert (tmp_path / "run" / "plan.txt").read_text() == plan

@@ -28,7 +28,10 @@ def test_the_first_signal_is_remembered(number: int, checkpoints: Checkpoints, c
         assert stop.check(torch.tensor(1.0), 1, checkpoints)
         assert stop.check(torch.tensor(1.0), 2, checkpoints)
     assert signal.getsignal(number) is before
-    assert capfd.readouterr().err == "momentum2: saving after this step; a second signal stops at once.\n"
+    assert (
+        capfd.readouterr().err
+        == "momentum2: Saving after this step. Send the signal again to stop immediately.\n"
+    )
 
 
 TWICE = """
@@ -55,8 +58,8 @@ def test_a_second_signal_stops_at_once():
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_stops_and_names_the_last_checkpoint(value: float, checkpoints: Checkpoints):
     with StopSignal() as stop:
-        with pytest.raises(UserError, match=r"in step 8 .no checkpoint has been written yet"):
+        with pytest.raises(UserError, match=r"in step 8\. There is no checkpoint yet"):
             stop.check(torch.tensor(value), 7, checkpoints)
         checkpoints.save(5, {"w": torch.ones(1)}, {}, {})
-        with pytest.raises(UserError, match=r"in step 8 .the checkpoint of step 5 is finite"):
+        with pytest.raises(UserError, match=r"in step 8\. The last checkpoint .step 5. is usable"):
             stop.check(torch.tensor(value), 7, checkpoints)
