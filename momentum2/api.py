@@ -25,6 +25,7 @@ from momentum2.evaluate import knn, linear, semi
 from momentum2.evaluate.accuracy import report as keep_result
 from momentum2.evaluate.online import online_knn
 from momentum2.evaluate.subject import Subject, SubjectOptions, data_of, open_subject
+from momentum2.files import write_whole
 from momentum2.methods import Method
 from momentum2.runs import objects
 from momentum2.runs.directory import Resume, open_run
@@ -37,7 +38,7 @@ from momentum2.training.build import build_method, make_job, with_cache, with_de
 from momentum2.training.checks import check, method_class
 from momentum2.training.device import choose_device, guest
 from momentum2.training.loop import fit
-from momentum2.training.plan import describe, idle_settings, resolve
+from momentum2.training.plan import describe, idle_settings, resolve, share
 
 if TYPE_CHECKING:
     from momentum2.detection.presets import DetectConfig
@@ -102,9 +103,9 @@ def pretrain(
     config = _with_objects(config, images, encoder, method)
     kind = method_class(config, method)
     check(config, kind)
-    device = choose_device(config.train.device)
-    with guest(), joined(device):
+    with guest(), joined(device := choose_device(config.train.device)):
         config = with_devices(config, place, kind)
+        share(config, distributed.world_size(), kind)  # before anything is written
         with open_run(place, config, resume, idle_settings(config, kind)) as run:
             before = run.checkpoints.info()
             if images is None:
@@ -167,7 +168,7 @@ def _check_images(images: Dataset, before: Mapping[str, Any], kind: type[Method]
 def _say_plan(lines: list[tuple[str, str]], out: Path) -> None:
     if distributed.is_main():
         text = "\n".join(f"{name:<12}{value}" for name, value in lines)
-        (out / PLAN).write_text(text + "\n", encoding="utf-8")
+        write_whole(out / PLAN, f"{text}\n".encode())
         log.info(text)
 
 

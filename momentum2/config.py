@@ -327,6 +327,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
         "eval_data.cache",
         "eval_data.cache_dir",
         "eval_data.download",
+        "method.export",
         "train.checkpoint_every",
         "train.keep",
         "train.device",

@@ -8,6 +8,7 @@ nobody's link or file is written through.
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -72,9 +73,11 @@ def remove_whole(path: Path) -> None:
     shutil.rmtree(doomed)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what killed processes left in a folder; nobody else may be writing there."""
+def remove_unfinished(folder: Path, older: float = 0.0) -> None:
+    """Remove what killed processes left in a folder, if nothing was written to it for `older` seconds."""
     for leftover in folder.glob(f"{UNFINISHED}*"):
+        if time.time() - leftover.lstat().st_mtime < older:
+            continue
         if leftover.is_dir() and not leftover.is_symlink():
             shutil.rmtree(leftover, ignore_errors=True)
         else:

@@ -101,6 +101,8 @@ def inexact(old: Mapping[str, object], world: int) -> str | None:
         return "its devices shared one history of batch statistics, and now each has its own"
     if accumulate > 1 and world > 1 and (norms & {"momentum", "synced", "shuffle"} or name == "simclr"):
         return "each process cut its own part of the batch into micro-batches, and now the whole batch is cut"
+    if name == "simclr":
+        return "its projector had other layers"
     if name in ("byol", "moco") and str(old.get("model.backbone")).startswith("efficientnet"):
         return "its teacher dropped random layers, and now it does not"
     return None

@@ -104,7 +104,8 @@ class MomentumTeacher(nn.Module):
         mean = self._start_mean(norms) if self.history == "global" else None
         if self.norm == "ema":
             own, followed = _matched(_statistics(self.network), _statistics(student))
-            distributed.broadcast_(followed)  # device 0's count
+            followed = [statistic.clone() for statistic in followed]
+            distributed.broadcast_(followed)  # device 0's count; the student keeps its own
             for mine, theirs_ in zip(*_matched(_counts(self.network), _counts(student)), strict=True):
                 mine.copy_(theirs_)
             ours, theirs = ours + own, theirs + followed

@@ -73,6 +73,18 @@ def read_state(path: Path) -> dict[str, Tensor]:
     return content
 
 
+def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors as safetensors takes them: on the CPU, contiguous, and none in the memory of another (tied weights)."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        mine = tensor.detach().cpu().contiguous()
+        place = mine.untyped_storage().data_ptr()
+        found[name] = mine.clone() if place in seen and mine.numel() else mine
+        seen.add(place)
+    return found
+
+
 def to_bytes(state: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
     """A safetensors file: the same tensors and metadata give the same bytes.
 

@@ -101,6 +101,14 @@ def test_overrides_are_dotted_or_nested_and_checked():
     assert str(error.value).startswith("train.epochs must be at least 1")  # no flag: nobody typed one
 
 
+@pytest.mark.parametrize("settings", [{"train.devices": 5}, {"train.devices": 16}, {"train.accumulate": 3}])
+def test_a_batch_that_cannot_be_shared_leaves_no_directory(tmp_path: Path, settings: dict[str, int]):
+    with pytest.raises(m2.SettingError) as error:
+        m2.pretrain(m2.recipe("quickstart", {**TINY, **settings}), tmp_path / "run")
+    assert error.value.setting == "train.batch_size"
+    assert not (tmp_path / "run").exists()
+
+
 def test_every_public_name_exists():
     assert all(hasattr(m2, name) for name in m2.__all__)
     assert set(m2.__all__) <= set(dir(m2))

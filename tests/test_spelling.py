@@ -94,6 +94,7 @@ RUN = {
             "whole batch is cut",
         ),
         ({"train.accumulate": 2, "method.teacher_norm": "split"}, 2, None),
+        ({"method.name": "simclr"}, 1, "projector"),
         ({"train.virtual_devices": 4, "method.teacher_norm": "split"}, 2, "kind batch"),
         ({"model.backbone": "efficientnet_b0"}, 1, "random layers"),
         ({"model.backbone": "efficientnet_b0", "method.name": "simsiam"}, 1, None),

@@ -10,7 +10,7 @@ with the same exit code or by the same signal. If it is killed, its fork is kill
 (torchrun its processes, `momentum2 reproduce` its commands) is as warm.
 
 Forking is safe because the server has one thread and computes nothing. It does not import momentum2, so that every
-process shows again that momentum2 imports what it needs; tests/test_docs.py runs each command in a fresh interpreter too.
+process shows again that momentum2 imports what it needs; tests/test_docs.py runs each command in a fresh one too.
 """
 
 import contextlib

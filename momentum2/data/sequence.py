@@ -25,17 +25,26 @@ class SequenceDataset(Dataset):
     def __init__(self, items: Sequence[Any]) -> None:
         n = len(items)
         pairs = [_is_pair(items[i]) for i in range(min(n, _LOOKED_AT))]
+        known = getattr(
+            items, "targets", None
+        )  # as torchvision's data sets have them: no image is read for its label
         if any(pairs) and not all(pairs):
             raise UserError(
                 "Some items of the data set are (image, label) pairs and some are not. Label all of them or none."
             )
-        labels = np.array([_label(items[i], i) for i in range(n)], np.int64) if any(pairs) else None
+        labels = None
+        if any(pairs):
+            given = ((None, known[i]) if known is not None else items[i] for i in range(n))
+            labels = np.array([_label(item, i) for i, item in enumerate(given)], np.int64)
         classes = None if labels is None else [str(c) for c in range(int(labels.max()) + 1)]
         super().__init__((f"{i:08d}" for i in range(n)), labels, classes)
         self.items, self.paired = items, any(pairs)
 
     def picture(self, index: int) -> Picture:
-        item = self.items[index]
+        try:
+            item = self.items[index]
+        except Exception as error:  # whatever the user's own code raises
+            raise BadImage(f"{type(error).__name__}: {error}") from error
         return Array(_pixels(item[0] if self.paired else item, index))
 
     def stamp(self, index: int) -> str:

@@ -30,6 +30,7 @@ from momentum2.seeds import derive
 from momentum2.training.build import make_job
 from momentum2.training.loop import fit
 from momentum2.training.plan import idle_settings, resolve
+from momentum2.weights import on_cpu
 
 Validate = Callable[[Supervised], dict[str, float]]
 
@@ -113,8 +114,7 @@ def train_classifier(
 
 
 def _digest(encoder: nn.Module, images: Dataset) -> str:
-    state = {name: t.detach().cpu().contiguous() for name, t in encoder.state_dict().items()}
-    digest = hashlib.sha256(safetensors.torch.save(state))
+    digest = hashlib.sha256(safetensors.torch.save(on_cpu(encoder.state_dict())))
     for name in images.names:
         digest.update(name.encode("utf-8", "surrogateescape") + b"\n")
     return f"sha256:{digest.hexdigest()}"

@@ -161,6 +161,8 @@ def data_of(source: str | os.PathLike[str]) -> DataConfig:
     config = _directory(path) / CONFIG
     if config.exists():
         run = config_from_file(config)
+        # Somebody else's file must not make us download or write anywhere; what the user says still counts.
+        run = replace(run, eval_data=replace(run.eval_data, download=False, cache_dir=None))
         unknown = replace(run.eval_data, image_size=run.data.image_size)
         return unknown if run.eval_data.name == "none" else run.eval_data
     card = read_card(path) if path.is_file() else None

@@ -34,6 +34,8 @@ class Method(nn.Module, ABC):
     teacher_norms: ClassVar[frozenset[TeacherNormName]] = frozenset({"local", "synced", "momentum", "ema"})
     #: Whether it learns from labels.
     needs_labels: ClassVar[bool] = False
+    #: Whether it can leave the encoder as it is (`method.freeze_encoder`).
+    can_freeze: ClassVar[bool] = False
     #: How many views of an image it may be given.
     views: ClassVar[range] = range(2, 3)
     #: Parameters whose names start so keep the peak learning rate for the whole run.

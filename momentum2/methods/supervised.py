@@ -18,6 +18,7 @@ class Supervised(Method):
     """Encoder f and head; with `freeze_encoder`, f stays as it is, its BN in evaluation mode."""
 
     needs_labels = True
+    can_freeze = True
     views = range(1, 2)
 
     def __init__(self, config: Config, schedule: Schedule, f: Encoder, devices: int, classes: int) -> None:

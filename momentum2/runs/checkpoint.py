@@ -28,6 +28,7 @@ from momentum2.errors import SettingError, UserError
 from momentum2.files import remove_unfinished, remove_whole, whole_folder
 from momentum2.norms import MomentumBatchNorm
 from momentum2.runs.names import STEP
+from momentum2.weights import on_cpu
 
 log = logging.getLogger("momentum2")
 
@@ -74,7 +75,7 @@ class Checkpoints:
         Raises a `UserError`, on all processes, if a number is not finite or a file cannot be written.
         """
         raise_together(_not_finite(step, {**shared, **devices}))
-        parts = gather_bytes(safetensors.torch.save(_on_cpu(devices)))
+        parts = gather_bytes(safetensors.torch.save(on_cpu(devices)))
         problem: UserError | None = None
         if distributed.is_main():
             try:
@@ -120,7 +121,7 @@ class Checkpoints:
         devices = {name: torch.cat([of_process[name] for of_process in rows]) for name in rows[0]}
         contents = {
             STATE: json.dumps(state).encode(),
-            SHARED: safetensors.torch.save(_on_cpu(shared)),
+            SHARED: safetensors.torch.save(on_cpu(shared)),
             DEVICES: safetensors.torch.save(devices),
         }
         manifest = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
@@ -278,7 +279,3 @@ def _not_finite(step: int, tensors: Mapping[str, Tensor]) -> UserError | None:
                 "gradient clipping or fp32 precision."
             )
     return None
-
-
-def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

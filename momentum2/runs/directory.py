@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -32,6 +33,11 @@ from momentum2.settings import from_file, read_settings
 from momentum2.spelling import inexact
 
 Resume = Literal["auto", "never", "must"]
+
+
+_DAY = 24 * 3600.0  # seconds
+_HELD: set[Path] = set()
+_HELD_LOCK = threading.Lock()
 
 
 class RunConfig(Protocol):
@@ -92,7 +98,7 @@ def open_run(
                 out.mkdir(parents=True, exist_ok=True)
                 held.enter_context(_lock(out))
                 _check_resume(run, config, resume, idle)
-                remove_unfinished(out)
+                remove_unfinished(out, _DAY)  # others write results and pages here, without the lock
                 return [_write_config(run, config).encode()]
             except OSError as error:
                 raise UserError(
@@ -106,7 +112,27 @@ def open_run(
 
 @contextmanager
 def _lock(out: Path) -> Iterator[None]:
-    """Hold the run directory, by a record lock: it ends with the process, and no worker inherits it."""
+    """Hold the run directory, by a record lock: it ends with the process, and no worker inherits it.
+
+    Such a lock does not keep out other threads of the same process, so what this process holds is noted too.
+    """
+    place = out.resolve()
+    with _HELD_LOCK:
+        if place in _HELD:
+            raise UserError(
+                f"{out} is in use by another thread of this program. Choose another run directory."
+            )
+        _HELD.add(place)
+    try:
+        with _record_lock(out):
+            yield
+    finally:
+        with _HELD_LOCK:
+            _HELD.discard(place)
+
+
+@contextmanager
+def _record_lock(out: Path) -> Iterator[None]:
     with (out / LOCK).open("a+") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -177,9 +203,12 @@ def devices_of(out: Path) -> int | None:
 
 
 def _world(out: Path) -> int:
-    """The number of processes that wrote the newest checkpoint; 1 if there is no checkpoint yet."""
+    """The number of processes that the run in `out` was started with, as settings in old words need it.
+
+    Version 0.1 wrote the number of processes and had a device in each; later checkpoints say the number of devices.
+    """
     state = _newest_state(out)
-    return state["world"] if state else 1
+    return int(state["info"].get("devices", state["world"])) if state else 1
 
 
 def _newest_state(out: Path) -> dict[str, Any] | None:
@@ -188,7 +217,7 @@ def _newest_state(out: Path) -> dict[str, Any] | None:
     for step in reversed(checkpoints.steps()):
         try:
             state = json.loads((checkpoints.path(step) / STATE).read_bytes())
-            if isinstance(state["world"], int):
+            if isinstance(state["world"], int) and isinstance(state["info"], dict):
                 return dict(state)
         except (OSError, ValueError, TypeError, KeyError):
             continue  # said where the checkpoint itself is read

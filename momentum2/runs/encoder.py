@@ -23,7 +23,7 @@ from momentum2.runs.checkpoint import Checkpoints, Damaged, parse_tensors, read_
 from momentum2.runs.names import CHECKPOINTS, CONFIG, ENCODER, STEP
 from momentum2.runs.preprocess import Preprocess
 from momentum2.settings import config_from_file
-from momentum2.weights import Architecture, fill, identify, network_in, read_state, to_bytes
+from momentum2.weights import Architecture, fill, identify, network_in, on_cpu, read_state, to_bytes
 
 log = logging.getLogger("momentum2")
 
@@ -119,7 +119,7 @@ class LoadedEncoder(nn.Module):
 
 def save_encoder(path: Path, encoder: nn.Module, card: EncoderCard) -> None:
     """Write an `encoder.safetensors`, whole or not at all: plain BN names, card and checksum as metadata."""
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in encoder.state_dict().items()}
+    state = on_cpu(encoder.state_dict())
     metadata = card.to_metadata() | {_SHA256: _checksum(state)}
     try:
         write_whole(path, to_bytes(state, metadata))

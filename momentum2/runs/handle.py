@@ -21,7 +21,7 @@ class Run:
     It can be given wherever a path can.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], finished: bool | None = None) -> None:
+    def __init__(self, directory: str | os.PathLike[str], finished: bool = False) -> None:
         self.path = Path(directory)
         self._finished = finished  # as the process that trained it knows, which may not see the files
 
@@ -39,7 +39,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether training is finished."""
-        return (self.path / ENCODER).exists() if self._finished is None else self._finished
+        return self._finished or (self.path / ENCODER).exists()
 
     @property
     def step(self) -> int:

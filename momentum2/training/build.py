@@ -97,6 +97,7 @@ def make_job(
         validate=None if score is None else lambda: score(method.encoders()),
         validate_every=config.monitor.knn_every * plan.steps_per_epoch,
         decided={
+            "devices": plan.devices,
             "images": len(dataset),
             "cached": isinstance(dataset, Packed),
             "encoders": _places(method),

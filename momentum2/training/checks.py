@@ -45,6 +45,10 @@ def check(config: Config, kind: type[Method]) -> None:
         )
     if method.export == "teacher" and not kind.has_teacher:
         raise SettingError("method.export", f"cannot be teacher: {name} has none. Leave it out.")
+    if method.freeze_encoder and not kind.can_freeze:
+        raise SettingError(
+            "method.freeze_encoder", f"is for the method supervised; {name} trains its encoder."
+        )
     kind.check(config)
 
 

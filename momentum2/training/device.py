@@ -62,14 +62,17 @@ def memory_gb(device: torch.device) -> float:
 
 @contextmanager
 def guest() -> Iterator[None]:
-    """Leave the host program's threads and random numbers as they were."""
+    """Leave the host program's threads, random numbers and current GPU as they were."""
     threads = torch.get_num_threads()
-    gpus = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    current = torch.cuda.current_device() if gpus else None
     try:
-        with torch.random.fork_rng(gpus):
+        with torch.random.fork_rng(range(gpus)):  # every step seeds all of them
             yield
     finally:
         torch.set_num_threads(threads)
+        if current is not None:
+            torch.cuda.set_device(current)
 
 
 def keep_large_blocks() -> None:

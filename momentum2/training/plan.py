@@ -1,6 +1,7 @@
 """What a config resolves to: steps, learning rate, momenta and group sizes, before anything is trained."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from momentum2.config import Config
 from momentum2.errors import SettingError
@@ -41,18 +42,20 @@ def idle_settings(config: Config, kind: type[Method]) -> frozenset[str]:
     return frozenset() if per_device(config, kind) else frozenset({"train.devices"})
 
 
-def resolve(config: Config, images: int, world: int = 1, own: type[Method] | None = None) -> Plan:
-    """Resolve `config` for a data set of `images` images, or say in one sentence why it cannot be run.
+class Sharing(NamedTuple):
+    """How a batch is shared, before the images are known."""
 
-    `own` is the class of the method where Python gave one.
-    """
-    kind = method_class(config, own)
-    train, method, optim = config.train, config.method, config.optim
-    batch = train.batch_size
-    check(config, kind)
-    shared = per_device(config, kind)
+    devices: int  # of the algorithm
+    student_bn: int | None  # samples that share BN statistics
+    teacher_bn: int | None
+
+
+def share(config: Config, world: int, kind: type[Method]) -> Sharing:
+    """Share the batch among devices and processes, or say in one sentence why it cannot be."""
+    train, method, batch = config.train, config.method, config.train.batch_size
+    by_device = per_device(config, kind)
     devices = world
-    if shared and train.devices != "auto":
+    if by_device and train.devices != "auto":
         devices = train.devices
         if devices % world:
             divisors = ", ".join(str(w) for w in range(1, devices + 1) if devices % w == 0)
@@ -60,30 +63,13 @@ def resolve(config: Config, images: int, world: int = 1, own: type[Method] | Non
                 "train.devices", f"{devices} cannot be divided among {world} processes. Start {divisors}."
             )
     if batch % (devices * train.accumulate):
-        what = f"{devices} device(s)" if shared else f"{world} process(es)"
+        what = f"{devices} device(s)" if by_device else f"{world} process(es)"
         raise SettingError(
             "train.batch_size",
             f"{batch} cannot be divided among {what} × {train.accumulate} micro-batch(es). "
             f"Choose a multiple of {devices * train.accumulate}.",
         )
-    if batch > images:
-        raise SettingError(
-            "train.batch_size", f"{batch} exceeds the number of images ({images}). Choose at most {images}."
-        )
-    steps_per_epoch = images // batch
-    steps = train.steps if train.steps is not None else train.epochs * steps_per_epoch
     micro_batch = batch // train.accumulate  # over all processes
-    schedule = Schedule(
-        K=steps,
-        lr_base=scaled_lr(optim.lr, batch),
-        warmup=min(round(optim.warmup_epochs * steps_per_epoch), steps),
-        warmup_start=optim.warmup_start,
-        m_base=scaled_weight_momentum(method.weight_momentum, batch, method.reference_batch),
-        m_constant=method.weight_schedule == "constant",
-        alpha_base=method.alpha_base,
-        alpha_fixed=None if method.alpha == "cosine" else method.alpha,
-        milestones=tuple(optim.milestones or ()),
-    )
 
     def samples(norm: str) -> int | None:
         return None if norm == "ema" else micro_batch // devices if norm in PER_DEVICE else micro_batch
@@ -97,18 +83,47 @@ def resolve(config: Config, images: int, world: int = 1, own: type[Method] | Non
                 f"{batch} is too small: the {side}'s batch norm needs at least 2 samples but would get {count}. Raise "
                 "it, or use fewer devices or micro-batches.",
             )
+    return Sharing(devices, student_bn, teacher_bn)
+
+
+def resolve(config: Config, images: int, world: int = 1, own: type[Method] | None = None) -> Plan:
+    """Resolve `config` for a data set of `images` images, or say in one sentence why it cannot be run.
+
+    `own` is the class of the method where Python gave one.
+    """
+    kind = method_class(config, own)
+    check(config, kind)
+    train, method, optim, batch = config.train, config.method, config.optim, config.train.batch_size
+    sharing = share(config, world, kind)
+    if batch > images:
+        raise SettingError(
+            "train.batch_size", f"{batch} exceeds the number of images ({images}). Choose at most {images}."
+        )
+    steps_per_epoch = images // batch
+    steps = train.steps if train.steps is not None else train.epochs * steps_per_epoch
+    schedule = Schedule(
+        K=steps,
+        lr_base=scaled_lr(optim.lr, batch),
+        warmup=min(round(optim.warmup_epochs * steps_per_epoch), steps),
+        warmup_start=optim.warmup_start,
+        m_base=scaled_weight_momentum(method.weight_momentum, batch, method.reference_batch),
+        m_constant=method.weight_schedule == "constant",
+        alpha_base=method.alpha_base,
+        alpha_fixed=None if method.alpha == "cosine" else method.alpha,
+        milestones=tuple(optim.milestones or ()),
+    )
     return Plan(
         images=images,
         steps_per_epoch=steps_per_epoch,
         steps=steps,
         world=world,
-        micro_batch=micro_batch // world,
-        devices=devices,
-        local_devices=devices // world,
+        micro_batch=batch // (train.accumulate * world),
+        devices=sharing.devices,
+        local_devices=sharing.devices // world,
         method=kind,
         schedule=schedule,
-        student_bn=student_bn,
-        teacher_bn=teacher_bn,
+        student_bn=sharing.student_bn,
+        teacher_bn=sharing.teacher_bn,
     )
 
 
