@@ -22,7 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Imported here once: the runs are forks of this process and start at once.
+# Imported here once: the runs are forks of this process and start at once. The command line imports torch when it
+# needs it, and the first optimizer imports dynamo.
+import torch._dynamo  # noqa: F401
+
+import momentum2.api  # noqa: F401
 from momentum2.cli import main as momentum2_command
 
 #: What differs from run to run without any fault.

@@ -6,6 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no failure.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 WARM = Path(__file__).with_name("warm.py")
 
@@ -19,7 +24,10 @@ def warm_python() -> Iterator[str]:
         program.chmod(0o755)
         with subprocess.Popen(
             [sys.executable, str(WARM), "serve", str(address), str(program)],
-            env=dict(os.environ, PYTHONPATH=str(WARM.parents[1]), OMP_NUM_THREADS="1"),
+            # If a test asks for more threads than there are free cores, those that wait are not to burn time.
+            env=dict(
+                os.environ, PYTHONPATH=str(WARM.parents[1]), OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive"
+            ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the tests

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -80,16 +79,16 @@ def unpack(here: Path, *names: str) -> None:
             tar.extractall(here, filter="data")
 
 
-def momentum2(command: str, here: Path, processes: int = 1) -> subprocess.CompletedProcess[str]:
+def momentum2(python: str, command: str, here: Path, processes: int = 1) -> subprocess.CompletedProcess[str]:
     program = here / "plain.py"
     program.write_text(PLAIN)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     return subprocess.run(
-        [sys.executable, *(torchrun if processes > 1 else []), program, *command.format(here=here).split()],
+        [python, *(torchrun if processes > 1 else []), program, *command.format(here=here).split()],
         env=dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(OLD.parents[1])),
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,
         check=False,
     )
 
@@ -104,13 +103,13 @@ def losses(run: Path) -> list[float]:
     ("name", "processes"),
     [*((name, 1) for name in RUNS if name != "two-processes"), ("two-processes", 2), ("two-processes", 1)],
 )
-def test_an_old_run_is_resumed(tmp_path: Path, name: str, processes: int):
+def test_an_old_run_is_resumed(tmp_path: Path, warm_python: str, name: str, processes: int):
     if name == "detector":
         pytest.importorskip("faster_coco_eval")
     unpack(tmp_path, name, *(["encoder"] if "finished" in RUNS[name] else []))
     old, config = EXPECTED[name], tmp_path / name / "config.yaml"
     words = config.read_text()
-    done = momentum2(RUNS[name], tmp_path, processes)
+    done = momentum2(warm_python, RUNS[name], tmp_path, processes)
     assert done.returncode == 0, done.stdout + done.stderr
     assert config.read_text() == words  # in the words of the version that began it
     assert losses(tmp_path / name) == pytest.approx(old["losses"], rel=5e-2)  # fp32 differs by then
@@ -145,11 +144,11 @@ def test_an_old_run_is_resumed(tmp_path: Path, name: str, processes: int):
     ],
 )
 def test_an_old_run_that_cannot_be_resumed_exactly_is_refused(
-    tmp_path: Path, name: str, flags: str, says: str
+    tmp_path: Path, warm_python: str, name: str, flags: str, says: str
 ):
     unpack(tmp_path, name)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    done = momentum2(f"pretrain quickstart {TINY} {flags} --out {{here}}/{name}", tmp_path)
+    done = momentum2(warm_python, f"pretrain quickstart {TINY} {flags} --out {{here}}/{name}", tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("momentum2: ")]
     assert any(words in sentence for words in says.split("|"))

@@ -187,7 +187,7 @@ def test_a_config_survives_yaml(name: str, tmp_path: Path):
     compile=st.booleans(),
     edges=st.lists(st.integers(1, 9999), min_size=1),
 )
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 def test_values_survive_yaml(root, split, steps, lr, alpha, compile, edges, tmp_path: Path):
     """Also a folder called none, and a split called 07: YAML's own opinion of them is not asked."""
     base = Config()
@@ -247,7 +247,7 @@ def read_or_refuse(path: Path) -> Config | str:
 
 
 @given(TREES)
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 def test_any_tree_converts_or_is_one_sentence(tmp_path: Path, tree: object):
     (tmp_path / "any.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     found = read_or_refuse(tmp_path / "any.yaml")
@@ -264,7 +264,7 @@ def test_any_tree_converts_or_is_one_sentence(tmp_path: Path, tree: object):
 @example(b"%YAML " + b"9" * 5000 + b".1\n---\ntrain: {}")
 @example(b"\xef\xbb\xbftrain: {epochs: 3}")
 @example("train: {epochs: 3}".encode("utf-16"))
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 def test_any_file_converts_or_is_one_sentence(tmp_path: Path, data: bytes):
     (tmp_path / "any.yaml").write_bytes(data)
     read_or_refuse(tmp_path / "any.yaml")

@@ -41,13 +41,11 @@ def test_a_worker_that_dies_is_named() -> None:
 
 
 def test_a_worker_that_hangs_is_named() -> None:
-    begin = time.perf_counter()
     with (
         Workers(time.sleep, 1, lambda job: f"job {job}", timeout=1.0) as workers,
-        pytest.raises(UserError, match=r"has been busy with job 60 for 1 seconds"),
+        pytest.raises(UserError, match=r"has been busy with job 1000000 for 1 seconds"),
     ):
-        list(workers.map([60]))
-    assert time.perf_counter() - begin < 30
+        list(workers.map([1_000_000]))  # seconds, which nobody waits for
     assert multiprocessing.active_children() == []
 
 
@@ -67,7 +65,6 @@ def test_a_signal_to_the_whole_group_leaves_the_workers_to_their_parent(number: 
         assert list(workers.map([1, 2])) == [-1, -2]
         for child in multiprocessing.active_children():
             os.kill(child.pid, number)
-        time.sleep(0.5)
         assert list(workers.map([3, 4])) == [-3, -4]
     assert multiprocessing.active_children() == []
 
@@ -83,16 +80,5 @@ def test_workers_end_when_their_parent_is_killed() -> None:
         assert parent.stdout is not None
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         parent.kill()
+        assert parent.stdout.read() == ""  # which ends when no process has it open any more
     assert len(pids) == 2
-    deadline = time.monotonic() + 20
-    while any(_is_running(pid) for pid in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

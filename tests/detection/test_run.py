@@ -4,8 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +22,16 @@ from momentum2.detection.presets import DetectConfig
 
 Arguments = Callable[..., list[str]]
 PROGRAM = "import sys; from momentum2.cli import main; sys.exit(main(['detect', *sys.argv[1:]]))"
+KILLED_AFTER_A_CHECKPOINT = """
+import os, signal
+from momentum2.runs.checkpoint import Checkpoints
+
+def save(*arguments, save=Checkpoints.save):
+    save(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Checkpoints.save = save
+"""
 
 
 def detect(arguments: list[str]) -> int:
@@ -47,6 +55,7 @@ def test_a_run_leaves_its_files_and_can_be_used(tmp_path: Path, arguments: Argum
         == set(results["segm"])
     )
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if "alarm" not in line]  # of a busy machine
     assert lines[0]["step"] == 0
     assert "segm_AP50" in lines[0]
     assert {"loss", "mask", "rpn_box_reg"} <= lines[1].keys()
@@ -164,15 +173,15 @@ def test_mistakes_are_one_sentence(
 
 
 @pytest.mark.slow
-def test_a_run_killed_in_the_middle_ends_with_the_same_bits(tmp_path: Path, arguments: Arguments) -> None:
+def test_a_run_killed_in_the_middle_ends_with_the_same_bits(
+    tmp_path: Path, arguments: Arguments, warm_python: str
+) -> None:
     changes = {"model": "cascade_rcnn", "train__steps": "5"}
     assert detect(arguments(tmp_path / "whole", **changes)) == 0
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments(tmp_path / "cut", **changes)])
-    first = tmp_path / "cut" / "checkpoints" / "step-00000002"
-    while process.poll() is None and not first.exists():
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    program = KILLED_AFTER_A_CHECKPOINT + PROGRAM
+    done = subprocess.run([warm_python, "-c", program, *arguments(tmp_path / "cut", **changes)], timeout=1800)
+    assert done.returncode == -signal.SIGKILL
+    assert [path.name for path in (tmp_path / "cut" / "checkpoints").iterdir()] == ["step-00000002"]
     assert not (tmp_path / "cut" / "detector.safetensors").exists()
     assert detect(arguments(tmp_path / "cut", **changes)) == 0
     for name in ("detector.safetensors", "detections.json", "results.json"):
@@ -180,15 +189,17 @@ def test_a_run_killed_in_the_middle_ends_with_the_same_bits(tmp_path: Path, argu
 
 
 @pytest.mark.slow
-def test_two_processes_train_and_evaluate_each_image_once(tmp_path: Path, arguments: Arguments) -> None:
+def test_two_processes_train_and_evaluate_each_image_once(
+    tmp_path: Path, arguments: Arguments, warm_python: str
+) -> None:
     out = tmp_path / "run"
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [warm_python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     changes = {"model": "mask_rcnn", "train__steps": "2", "head__score_threshold": "0.0"}
     subprocess.run(
-        [*command, str(program), *arguments(out, **changes)], env=environment, check=True, timeout=300
+        [*command, str(program), *arguments(out, **changes)], env=environment, check=True, timeout=1800
     )
     detections = json.loads((out / "detections.json").read_text())
     assert {d["image_id"] for d in detections} == set(range(5))

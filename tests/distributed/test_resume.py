@@ -3,12 +3,9 @@
 import importlib.util
 import json
 import os
-import random
-import signal
 import socket
 import subprocess
 import sys
-import time
 from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
@@ -50,52 +47,84 @@ def options() -> Namespace:
 
 
 @pytest.fixture(scope="module")
-def alone(soak: ModuleType, options: Namespace, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def alone(
+    soak: ModuleType, options: Namespace, tmp_path_factory: pytest.TempPathFactory, warm_python: str
+) -> dict[str, Any]:
     """What two processes compute when nobody disturbs them."""
     out = tmp_path_factory.mktemp("alone") / "run"
-    soak.run_several(soak.command(options, out, 0), out, soak.Killer(0), 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHON_EXEC", warm_python)  # what torchrun starts
+        soak.run_several(soak.command(options, out, 0), out, soak.Killer(0), 2)
     return soak.numbers(out)
+
+
+#: The command line, but the second process is killed once, in the seventh step: after a checkpoint.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from momentum2.cli import main
+from momentum2.methods.method import Method
+
+def begin(method, k, begin=Method.before_step):
+    killed = Path(__file__).with_name("killed")
+    if k + 1 == 7 and os.environ["RANK"] == "1" and not killed.exists():
+        killed.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin(method, k)
+
+Method.before_step = begin
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    (tmp_path / "program.py").write_text(KILLED)
+    return tmp_path / "program.py"
 
 
 @pytest.mark.slow
 def test_torchrun_restarts_after_a_kill_and_the_run_ends_the_same(
-    soak: ModuleType, options: Namespace, alone: dict[str, Any], tmp_path: Path
+    soak: ModuleType,
+    options: Namespace,
+    alone: dict[str, Any],
+    program: Path,
+    tmp_path: Path,
+    environment: dict[str, str],
 ):
-    out, killer = tmp_path / "run", soak.Killer(1, random.Random(0))
-    soak.run_several(soak.command(options, out, 0), out, killer, 2)
-    assert killer.done == 1
+    """As it is anywhere: torchrun and its processes are fresh interpreters."""
+    out = tmp_path / "run"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "--max-restarts", "1", program, *soak.command(options, out, 0)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "killed").exists()
     assert soak.numbers(out) == alone
 
 
 @pytest.mark.slow
 def test_two_machines_go_on_after_one_has_lost_its_process(
-    soak: ModuleType, options: Namespace, alone: dict[str, Any], tmp_path: Path, environment: dict[str, str]
+    soak: ModuleType,
+    options: Namespace,
+    alone: dict[str, Any],
+    program: Path,
+    tmp_path: Path,
+    environment: dict[str, str],
+    warm_python: str,
 ):
     """Two torchruns on one machine: they know each other by network only."""
     out = tmp_path / "run"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-    torchrun += [
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        f"127.0.0.1:{free_port()}",
-        "--max-restarts",
-        "3",
-    ]
-    command = [*torchrun, "-m", "momentum2", *soak.command(options, out, 0)]
-    with (tmp_path / "log").open("w") as log:
-        agents = [subprocess.Popen(command, env=environment, stdout=log, stderr=log) for _ in range(2)]
-        try:
-            while not list(out.glob("checkpoints/step-*")):
-                assert all(agent.poll() is None for agent in agents), (tmp_path / "log").read_text()
-                time.sleep(0.05)
-            (victim,) = soak._children(agents[1].pid)
-            os.kill(victim, signal.SIGKILL)
-            codes = [agent.wait(timeout=600) for agent in agents]
-        finally:
-            for agent in agents:
-                agent.kill()
+    torchrun = [warm_python, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    command = [*torchrun, "--max-restarts", "3", program, *soak.command(options, out, 0)]
+    with (
+        (tmp_path / "log").open("w") as log,
+        subprocess.Popen(command, env=environment, stdout=log, stderr=log) as first,
+        subprocess.Popen(command, env=environment, stdout=log, stderr=log) as second,
+    ):
+        codes = [agent.wait() for agent in (first, second)]
     assert codes == [0, 0], (tmp_path / "log").read_text()
+    assert (tmp_path / "killed").exists()
     assert soak.numbers(out) == alone
 
 
@@ -155,10 +184,10 @@ def student(out: Path, step: int) -> torch.Tensor:
 
 @pytest.mark.slow
 def test_one_process_and_two_are_the_same_run_and_may_change_on_the_way(
-    tmp_path: Path, environment: dict[str, str]
+    tmp_path: Path, environment: dict[str, str], warm_python: str
 ):
     """A sum in another order now and then flips a ReLU, and a large learning rate would make more of that."""
-    subprocess.run([sys.executable, "-c", ONE_AND_TWO, tmp_path], env=environment, check=True, timeout=600)
+    subprocess.run([warm_python, "-c", ONE_AND_TWO, tmp_path], env=environment, check=True, timeout=1800)
     one, two, changed = (losses(tmp_path / name) for name in ("one", "two", "changed"))
     assert len(one) == 20
     assert two == pytest.approx(one, abs=1e-4)
@@ -189,14 +218,16 @@ print(*processes(2, here / "run", before=poison))
 
 
 @pytest.mark.slow
-def test_a_nan_on_one_process_stops_all_within_the_step(tmp_path: Path, environment: dict[str, str]):
+def test_a_nan_on_one_process_stops_all_within_the_step(
+    tmp_path: Path, environment: dict[str, str], warm_python: str
+):
     done = subprocess.run(
-        [sys.executable, "-c", NAN, tmp_path],
+        [warm_python, "-c", NAN, tmp_path],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=600,
+        timeout=1800,
     )
     assert done.stdout == "2 2\n"
     said = [(tmp_path / f"run-{rank}.log").read_text() for rank in range(2)]

@@ -4,7 +4,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +13,7 @@ import pytest
 WORLD = 2
 
 IMPORTS = """
-import os, signal, sys, time
+import os, signal, sys
 from pathlib import Path
 import torch
 from momentum2 import distributed
@@ -51,19 +50,19 @@ class Ended(NamedTuple):
     err: str
 
 
-def on_processes(code: str, here: Path, world: int = WORLD) -> list[Ended]:
+def on_processes(python: str, code: str, here: Path, world: int = WORLD) -> list[Ended]:
     """Run `code` in `world` processes that know each other (forks of one, which has imported already)."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     rendezvous = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     done = subprocess.run(
-        [sys.executable, "-c", IMPORTS + FORK, str(here), textwrap.dedent(code), str(world)],
+        [python, "-c", IMPORTS + FORK, str(here), textwrap.dedent(code), str(world)],
         env=dict(os.environ, OMP_NUM_THREADS="1", **rendezvous),
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=600,
+        timeout=1800,
     )
     return [
         Ended(int(ended), (here / f"out{rank}").read_text(), (here / f"err{rank}").read_text())
@@ -72,7 +71,9 @@ def on_processes(code: str, here: Path, world: int = WORLD) -> list[Ended]:
 
 
 @pytest.mark.slow
-def test_the_rows_of_all_devices_reach_every_process_and_all_fall_back_together(tmp_path: Path):
+def test_the_rows_of_all_devices_reach_every_process_and_all_fall_back_together(
+    tmp_path: Path, warm_python: str
+):
     code = """
     checkpoints = Checkpoints(here / str(rank) / "checkpoints", 2, "")  # no shared file system
     for step in (1, 2):
@@ -86,7 +87,7 @@ def test_the_rows_of_all_devices_reach_every_process_and_all_fall_back_together(
     found = checkpoints.load()
     print(found.step, found.shared["w"].tolist(), found.devices["mean"].tolist())
     """
-    first, second = on_processes(code, tmp_path)
+    first, second = on_processes(warm_python, code, tmp_path)
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert first.out.splitlines() == ["2 [20.0, 20.0, 20.0] [2.0, 2.25]", "1 [10.0, 10.0, 10.0] [1.0, 1.25]"]
     assert second.out == first.out
@@ -95,7 +96,7 @@ def test_the_rows_of_all_devices_reach_every_process_and_all_fall_back_together(
 
 
 @pytest.mark.slow
-def test_an_error_of_one_is_the_error_of_all_and_said_once(tmp_path: Path):
+def test_an_error_of_one_is_the_error_of_all_and_said_once(tmp_path: Path, warm_python: str):
     code = """
     def tried(name, work):
         try:
@@ -136,7 +137,7 @@ def test_an_error_of_one_is_the_error_of_all_and_said_once(tmp_path: Path):
     for work in works:
         tried(work.__name__, work)
     """
-    processes = on_processes(code, tmp_path)
+    processes = on_processes(warm_python, code, tmp_path)
     assert [p.code for p in processes] == [0, 0], processes[0].err + processes[1].err
     said = [{line.split()[0]: line.split(maxsplit=2)[1:] for line in p.out.splitlines()} for p in processes]
     expected = {
@@ -156,7 +157,7 @@ def test_an_error_of_one_is_the_error_of_all_and_said_once(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_stops_all_at_the_same_step_and_a_dead_one_is_named(tmp_path: Path):
+def test_a_signal_to_one_stops_all_at_the_same_step_and_a_dead_one_is_named(tmp_path: Path, warm_python: str):
     code = """
     checkpoints = Checkpoints(here / "none", 1, "")
     with StopSignal() as stop:
@@ -168,19 +169,18 @@ def test_a_signal_to_one_stops_all_at_the_same_step_and_a_dead_one_is_named(tmp_
                 break
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    begin = time.monotonic()
     try:
         with lost_process():
             checkpoints.save(1, {}, {"m": torch.ones(1)}, {})
     except ProcessLost as error:
-        print(f"{time.monotonic() - begin:.0f} s:", error)
+        print(error)
     """
-    first, second = on_processes(code, tmp_path)
+    first, second = on_processes(warm_python, code, tmp_path)
     assert second.out == "stopped at 4\n"
     assert second.code == -9
     assert first.out.splitlines()[0] == "stopped at 4"
     assert re.fullmatch(
-        r"\d s: Another process of this run died \(.*\)\. Run the same command again to resume\.",
+        r"Another process of this run died \(.*\)\. Run the same command again to resume\.",
         first.out.splitlines()[1],
     )
     assert first.code == 0, first.err
@@ -216,18 +216,18 @@ sys.exit(code)
 )
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_the_error_of_one_process_alone_is_said_and_ends_all(
-    tmp_path: Path, backend: str, error: str, code: int, says: str
+    tmp_path: Path, warm_python: str, backend: str, error: str, code: int, says: str
 ):
     program = tmp_path / "program.py"
     program.write_text(ALONE)
     logs = tmp_path / "logs"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [warm_python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*torchrun, "--log-dir", logs, "--redirects", "3", program, tmp_path / "run", backend, error],
         env=dict(os.environ, OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,
         check=False,
     )
     assert done.returncode == 1

@@ -3,7 +3,6 @@
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ with open_subject(run, SubjectOptions(threads=1, feature_batch=100)) as subject:
 """
 
 
-def start(program: Path, run: Path, out: Path, rank: int, world: int, port: int) -> subprocess.Popen[bytes]:
+def start(command: list[str], out: Path, rank: int, world: int, port: int) -> subprocess.Popen[bytes]:
     out.mkdir(exist_ok=True)
     environment = os.environ | {
         "PYTHONPATH": str(Path(__file__).parents[2]),
@@ -35,19 +34,18 @@ def start(program: Path, run: Path, out: Path, rank: int, world: int, port: int)
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    return subprocess.Popen([sys.executable, str(program), str(run), str(out)], env=environment)
+    return subprocess.Popen([*command, str(out)], env=environment)
 
 
 @pytest.mark.slow
-def test_three_processes_find_what_one_finds(finished_run: Path, tmp_path: Path):
+def test_three_processes_find_what_one_finds(finished_run: Path, tmp_path: Path, warm_python: str):
     """184 training images are 19 batches of 10, the last of 4, or 2 of 100; 61 test images 7, the last of 1."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
+    command = [warm_python, "-c", PROGRAM, str(finished_run)]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    processes = [start(program, finished_run, tmp_path / "one", 0, 1, port)]
-    processes += [start(program, finished_run, tmp_path / "three", rank, 3, port) for rank in range(3)]
-    assert [process.wait(300) for process in processes] == [0] * 4
+    processes = [start(command, tmp_path / "one", 0, 1, port)]
+    processes += [start(command, tmp_path / "three", rank, 3, port) for rank in range(3)]
+    assert [process.wait(1800) for process in processes] == [0] * 4
     for name in ("many.npz", "few.npz", "results.json"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "three" / name).read_bytes(), name

@@ -73,7 +73,8 @@ def test_the_model_card_tells_what_is_known(run: Path, tmp_path: Path):
     assert "| origin | teacher of byol after 2 steps |" in text
     assert "512 pooled features" in text
     assert "| knn, shapes test, teacher | top-1 61.25% (95% interval 60.00 to 62.50) |" in text
-    losses = [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [record["loss"] for record in records if "loss" in record]  # else an alarm of a busy machine
     assert f"| training loss | {losses[-1]:.4g} at step 2 |" in text
     assert "weight_momentum: 0.01" in text
     assert "root:" not in text  # where the images lay is nobody's business

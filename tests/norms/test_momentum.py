@@ -303,7 +303,7 @@ def test_mistakes_are_said_clearly():
         norm(torch.zeros(C))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     shape=hnp.array_shapes(min_dims=1, max_dims=4, max_side=4),
     channels=st.integers(1, 3),

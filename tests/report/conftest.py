@@ -19,7 +19,7 @@ from momentum2.api import pretrain
 from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, MonitorConfig, TrainConfig
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PATIENCE = 180  # seconds, on a machine that is busy with other things
+PATIENCE = 600  # seconds, after which the browser is taken for broken, however busy the machine
 
 
 class Browser:
@@ -58,7 +58,7 @@ class Browser:
 
     def close(self) -> None:
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(PATIENCE)
         os.close(self.commands)
         os.close(self.answers)
 

@@ -3,13 +3,12 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from momentum2.report.html import duration, escape, number, script_json, table
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(st.text())
 def test_json_in_a_script_cannot_end_it_and_says_the_same(text: str):
     written = script_json({"name": text})
@@ -22,7 +21,6 @@ def test_no_number_is_no_json():
         script_json([float("nan")])
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(st.text())
 def test_escaped_text_has_no_markup(text: str):
     assert not set("<>\"'") & set(escape(text))

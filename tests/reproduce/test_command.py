@@ -39,12 +39,13 @@ import runpy, signal, sys
 from pathlib import Path
 from momentum2.methods.method import Method
 
-def before_step(self, k):
-    if k == 3:
+def begin(method, k, begin=Method.before_step):
+    if k + 1 == 4:
         Path(__file__).with_name("training").touch()
         signal.pause()
+    begin(method, k)
 
-Method.before_step = before_step
+Method.before_step = begin
 sys.argv = sys.argv[2:]
 runpy.run_module("momentum2", run_name="__main__", alter_sys=True)
 """

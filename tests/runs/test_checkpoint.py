@@ -240,7 +240,7 @@ for operation in count(1):
 def test_a_kill_before_any_of_the_file_operations_loses_nothing(tmp_path: Path):
     """With keep=1 there is no second chance: at each moment one whole checkpoint must be there."""
     command = [sys.executable, "-c", KILLED_WHILE_SAVING, str(tmp_path)]
-    subprocess.run(command, check=True, env=dict(os.environ, OMP_NUM_THREADS="1"), timeout=300)
+    subprocess.run(command, check=True, env=dict(os.environ, OMP_NUM_THREADS="1"), timeout=600)
     outcomes = []
     for operation in range(1, 1 + len(list(tmp_path.iterdir()))):
         found = Checkpoints(tmp_path / str(operation), 1, "").load()

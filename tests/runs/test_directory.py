@@ -134,7 +134,7 @@ def test_a_file_in_the_way(tmp_path: Path):
 
 
 TWO_PROCESSES = """
-import os, signal, sys, time
+import os, signal, sys
 from pathlib import Path
 from momentum2.config import Config
 from momentum2.runs.directory import open_run
@@ -148,15 +148,17 @@ def try_to_open():
         print(error, flush=True)
 
 told, tell = os.pipe()
+ours_ends, ours = os.pipe()  # nobody writes to it: it ends when this process does
 first = os.fork()
 if first == 0:
+    os.close(ours)
     with open_run(Path(sys.argv[1]), Config(), "auto"):
         worker = os.fork()
         if worker == 0:
-            time.sleep(300)
+            os.read(ours_ends, 1)
             os._exit(0)
         os.write(tell, str(worker).encode())
-        time.sleep(300)
+        os.read(ours_ends, 1)
 worker = int(os.read(told, 20))
 print(first, flush=True)
 try_to_open()
@@ -169,7 +171,7 @@ os.kill(worker, signal.SIGKILL)
 
 def test_a_second_process_is_refused_until_the_first_is_dead_even_if_a_worker_outlives_it(out: Path):
     command = [sys.executable, "-c", TWO_PROCESSES, str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     first, while_alive, after = done.stdout.splitlines()
     assert f"{out} is in use by process {first} on " in while_alive
     assert after == "opened"
