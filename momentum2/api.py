@@ -61,6 +61,7 @@ def recipe(name: str, overrides: Mapping[str, object] | None = None) -> Config:
     """
     from momentum2.recipes import configure, find
 
+    _expect("overrides", overrides, Mapping | None, "a mapping of settings, such as {'train.epochs': 20}")
     return configure(find(name), flatten(overrides or {}))
 
 
@@ -70,6 +71,7 @@ def plan(
     """What a config resolves to, as (what, value) lines: steps, rates, devices, memory; with `probe`, time."""
     from momentum2.training.estimate import planned
 
+    _expect("config", config, Config, "a Config, such as recipe(...) gives")
     with guest():
         return planned(config, images, processes, probe)
 
@@ -97,6 +99,10 @@ def pretrain(
     Returns:
         The run; `run.finished` is False where a signal stopped it, and the same call resumes it.
     """
+    _expect("config", config, Config, "a Config, such as recipe(...) gives")
+    _expect("encoder", encoder, nn.Module | None, "an nn.Module")
+    if method is not None and not (isinstance(method, type) and issubclass(method, Method)):
+        raise UserError(f"method is a subclass of Method, not {method!r}.")
     place, images = Path(out), None if dataset is None else as_dataset(dataset)
     if images is not None:
         images.max_bad_fraction = config.data.max_bad_fraction
@@ -128,6 +134,12 @@ def pretrain(
 
                 log.info(write_last_report(place))
     return Run(place, finished)
+
+
+def _expect(name: str, given: object, kind: Any, words: str) -> None:
+    """Raise a `UserError` for an argument of another kind, which a type checker would have named."""
+    if not isinstance(given, kind):
+        raise UserError(f"{name} is {words}, not {given!r}.")
 
 
 def _with_objects(

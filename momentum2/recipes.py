@@ -108,7 +108,7 @@ def stl10() -> Recipe:
             optim=OptimConfig(lr=0.1, warmup_epochs=10),
             monitor=MonitorConfig(knn_every=10),
         ),
-        summary="Momentum² Teacher, ResNet-18, STL-10, 64 (virtual) devices of 32: the paper's Table 1",
+        summary="Momentum² Teacher, ResNet-18, STL-10, 64 devices of 32: the paper's Table 1",
         command="momentum2 pretrain stl10 --data.root STL10 --eval_data.root STL10 --out runs/stl10",
         expect="paper: 88.18% linear top-1",
     )

@@ -109,6 +109,19 @@ def test_a_batch_that_cannot_be_shared_leaves_no_directory(tmp_path: Path, setti
     assert not (tmp_path / "run").exists()
 
 
+def test_arguments_of_another_kind_are_one_sentence(tmp_path: Path, config: m2.Config):
+    for call in (
+        lambda: m2.pretrain("quickstart", tmp_path / "run"),  # type: ignore[arg-type]
+        lambda: m2.pretrain(config, tmp_path / "run", encoder="resnet18"),  # type: ignore[arg-type]
+        lambda: m2.pretrain(config, tmp_path / "run", method="byol"),  # type: ignore[arg-type]
+        lambda: m2.plan("quickstart"),  # type: ignore[arg-type]
+        lambda: m2.recipe("quickstart", ["a"]),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(m2.UserError, match=r" is .*, not "):
+            call()
+    assert not (tmp_path / "run").exists()
+
+
 def test_every_public_name_exists():
     assert all(hasattr(m2, name) for name in m2.__all__)
     assert set(m2.__all__) <= set(dir(m2))

@@ -83,9 +83,9 @@ class DINO(TeacherMethod):
         for j, v in enumerate(views):  # the two large views, and small crops if there are any
             log_q = F.log_softmax(self.student(v) / self.temperature, dim=1)  # N×d
             terms += [-(p[i] * log_q).sum(1).mean() for i in range(2) if i != j]
-        # ln d where the teacher has collapsed to the uniform assignment
         entropy = torch.special.entr(p).sum(2).mean()
-        return Output(torch.stack(terms).mean(), t[0], {"teacher_entropy": entropy})
+        # Not t, which may have much in common that the center takes away: collapsed are equal assignments.
+        return Output(torch.stack(terms).mean(), p[0], {"teacher_entropy": entropy})
 
     @torch.no_grad()
     def after_step(self, k: int) -> None:

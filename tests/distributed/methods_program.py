@@ -12,12 +12,22 @@ from torch import Tensor, nn
 
 from momentum2 import distributed
 from momentum2.backbones import Encoder, build
-from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, MonitorConfig, TrainConfig
+from momentum2.config import (
+    Config,
+    DataConfig,
+    MethodConfig,
+    ModelConfig,
+    MonitorConfig,
+    OptimConfig,
+    TrainConfig,
+)
 from momentum2.evaluate.online import online_knn
 from momentum2.methods import DINO, MoCo
 from momentum2.methods.simclr import nt_xent
 from momentum2.norms import momentum_norms
+from momentum2.optim import build_optimizer
 from momentum2.schedules import Schedule
+from momentum2.training.step import Stepper
 
 STEPS, MICRO_BATCHES = 3, 2
 
@@ -85,6 +95,30 @@ def center(micro_batches: int) -> dict[str, Tensor]:
     return {"outputs": torch.stack(outputs), "center": method.center}
 
 
+def steps_of_dino() -> dict[str, Tensor]:
+    """DINO in fp64 after the real optimizer steps of two devices; in the first, its last layer is frozen."""
+    config = Config(
+        MethodConfig("dino", freeze_last_layer=0.4, projector_norm=True),
+        ModelConfig(projector_hidden=16, projector_out=12),
+        train=TrainConfig(accumulate=MICRO_BATCHES, precision="fp32"),
+        optim=OptimConfig(lr=0.1),
+    )
+    torch.manual_seed(0)
+    schedule = Schedule(K=STEPS, lr_base=0.1, m_base=0.5)
+    devices = 2 // distributed.world_size()
+    method = DINO(config, schedule, build("resnet18", "small", 0.125), devices, classes=0).double().train()
+    start = method.student.projector.prototypes.weight.detach().clone()
+    optimizer = build_optimizer(method.named_parameters(), config.optim, 0.1)
+    take_step = Stepper(method, optimizer, config.train, config.optim, torch.device("cpu"))
+    turned = []
+    for k in range(STEPS):
+        views = [data((16, 3, 16, 16), 10 * k + v).double().chunk(MICRO_BATCHES) for v in range(2)]
+        take_step(k, 0.1, lambda i, views=views: ([part(v[i]) for v in views], None))
+        now = method.student.projector.prototypes.weight.detach()
+        turned.append(1 - F.cosine_similarity(now, start).min())
+    return {**method.state_dict(), "turned": torch.stack(turned)}
+
+
 def encoder() -> Encoder:
     """The same weights on every process, and statistics of its own."""
     torch.manual_seed(0)
@@ -117,7 +151,9 @@ def main() -> None:
     rank, network = distributed.rank(), encoder()
     results = {"contrast": contrast(), "queue": queue(), "knn": knn(network)}
     results["centers"] = {count: center(count) for count in (1, MICRO_BATCHES)}
+    results["dino"] = steps_of_dino()
     distributed.teardown()
+    results["dino alone"] = steps_of_dino()
     results["knn alone"] = knn(network)
     torch.save(results, f"{sys.argv[1]}/{rank}.pt")
 

@@ -59,6 +59,20 @@ def test_the_center_is_of_the_outputs_of_all_processes_and_micro_batches(results
     assert (own - first["outputs"].double().mean(1)).abs().max() > 1e-4
 
 
+def test_two_processes_train_dino_as_one_with_two_devices(results):
+    """Weights, center, and on process 0 its own device's statistics; the last layer waits for a step on both."""
+    for rank, result in enumerate(results):
+        ours, alone = result["dino"], result["dino alone"]
+        assert ours.keys() == alone.keys()
+        for name, tensor in alone.items():
+            if rank == 0 or "running" not in name:
+                torch.testing.assert_close(ours[name], tensor, rtol=1e-7, atol=1e-9, msg=name)
+        turned = ours["turned"]
+        assert turned[0] < 1e-12
+        assert (turned[1:] > 1e-6).all()
+        assert ours["center"].any()
+
+
 def test_online_knn_scores_the_encoder_of_the_first_process(results):
     alone = [r["knn alone"]["value"] for r in results]
     assert alone[0] != alone[1]  # the statistics matter

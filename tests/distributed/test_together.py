@@ -180,7 +180,7 @@ def test_a_signal_to_one_stops_all_at_the_same_step_and_a_dead_one_is_named(tmp_
     assert second.code == -9
     assert first.out.splitlines()[0] == "stopped at 4"
     assert re.fullmatch(
-        r"Another process of this run was lost \(.*\); run the same command again to resume\.",
+        r"Another process of this run died \(.*\)\. Run the same command again to resume\.",
         first.out.splitlines()[1],
     )
     assert first.code == 0, first.err

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -72,34 +73,51 @@ def saved(run: Path, step: int) -> tuple[dict[str, Tensor], dict[str, Tensor], i
     return shared, devices, json.loads((checkpoint / "state.json").read_text())["world"]
 
 
-def close(ours: dict[str, Tensor], right: dict[str, Tensor]) -> None:
-    assert ours.keys() == right.keys()
-    for name, tensor in right.items():
-        error, scale = (ours[name] - tensor).abs().max(), tensor.abs().max()
-        assert error <= 1e-7 * scale, f"{name}: off by {error / scale:.1e}"
+def differences(ours: dict[str, Tensor], right: dict[str, Tensor]) -> Iterator[str]:
+    if ours.keys() != right.keys():
+        yield f"has {ours.keys() ^ right.keys()} too many or too few"
+    for name in ours.keys() & right.keys():
+        error, scale = (ours[name] - right[name]).abs().max(), right[name].abs().max()
+        if not error <= 1e-7 * scale:
+            yield f"{name} is off by {error / scale:.1e}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("several", ["2", "4", CHANGED])
-def test_processes_decide_nothing(runs: Path, case: Case, several: str):
-    one, run = runs / "1" / str(case), runs / several / str(case)
-    assert len(losses(one)) == STEPS
-    assert losses(run) == pytest.approx(losses(one), rel=1e-7, abs=1e-7)
+def differing_losses(ours: list[float], right: list[float]) -> Iterator[str]:
+    for k, (loss, expected) in enumerate(zip(ours, right, strict=True)):
+        if loss != pytest.approx(expected, rel=1e-7, abs=1e-7):
+            yield f"the loss of step {k + 1} is {loss}, not {expected}"
+
+
+def compared_with_one_process(run: Path, one: Path, world: int) -> Iterator[str]:
+    """All steps, and all that is saved after the last."""
+    yield from differing_losses(losses(run), losses(one))
     (shared, devices, wrote), (right_shared, right_devices, alone) = (saved(r, STEPS) for r in (run, one))
-    assert (wrote, alone) == (2 if several == CHANGED else int(several), 1)
-    close(shared, right_shared)
-    close(devices, right_devices)
+    assert (wrote, alone) == (world, 1)
+    yield from differences(shared, right_shared)
+    yield from differences(devices, right_devices)
+
+
+def compared_with_the_oracle(run: Path, case: Case) -> Iterator[str]:
+    """Up to the first checkpoint, on the views of the run itself."""
+    assert len(losses(run)) == STEPS
+    right = torch.load(run / "oracle.pt")
+    yield from differing_losses(losses(run)[:ORACLES], right["losses"])
+    shared, devices, _ = saved(run, ORACLES)
     assert bool(devices) == (case.has_teacher and case.teacher == "momentum")
     assert all(len(tensor) == DEVICES for tensor in devices.values())
+    yield from differences({name: shared[name] for name in right["weights"]}, right["weights"])
+    yield from differences(devices, right["histories"])
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_one_process_is_the_oracle(runs: Path, case: Case):
-    """Up to the first checkpoint, on the views of the run itself."""
-    run = runs / "1" / str(case)
-    right = torch.load(run / "oracle.pt")
-    assert len(right["losses"]) == ORACLES
-    assert losses(run)[:ORACLES] == pytest.approx(right["losses"], rel=1e-7, abs=1e-7)
-    shared, devices, _ = saved(run, ORACLES)
-    close({name: shared[name] for name in right["weights"]}, right["weights"])
-    close(devices, right["histories"])
+def test_processes_decide_nothing(runs: Path):
+    """One test of all cases: several tests might each have the runs made anew, in workers of their own."""
+    wrong = {}
+    for case in CASES:
+        one = runs / "1" / str(case)
+        wrong[f"{case} on 1"] = list(compared_with_the_oracle(one, case))
+        for several, world in (("2", 2), ("4", 4), (CHANGED, 2)):
+            wrong[f"{case} on {several}"] = list(
+                compared_with_one_process(runs / several / str(case), one, world)
+            )
+    report = [f"{what}: {found[0]} (differences: {len(found)})" for what, found in wrong.items() if found]
+    assert not report, "\n".join(report)

@@ -394,7 +394,7 @@ def test_the_package_has_no_other_lazy_names():
 
 
 def test_a_file_of_weights_is_the_same_bytes_in_every_process():
-    """safetensors orders metadata by a hash that is seeded anew in each process."""
+    """safetensors orders metadata by a hash with another seed in each process."""
     program = (
         "import sys, torch; from momentum2.weights import to_bytes; "
         "sys.stdout.buffer.write(to_bytes({'b': torch.arange(3.0), 'a': torch.ones(2, 2)}, "
