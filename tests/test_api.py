@@ -269,7 +269,7 @@ def test_what_is_no_data_set_is_said(tmp_path: Path, config: m2.Config):
             return iter(range(3))
 
     for what, says in (
-        (Streaming(), "does not. Give a list"),
+        (Streaming(), "Streaming does not"),
         ([*pictures(2), pictures(1)[0][0]], "some are not"),
         ([(pictures(1)[0][0], "cat")] * 20, "whole number"),
         ([np.zeros((4, 4, 3), np.float32)] * 20, "images cannot be read"),
