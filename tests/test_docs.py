@@ -92,7 +92,7 @@ def workplace(tmp_path: Path, warm_python: str) -> Path:
     rng = np.random.default_rng(0)
     for name in ("cats", "dogs"):
         (tmp_path / "photos" / name).mkdir(parents=True)
-        for i in range(12):
+        for i in range(16):
             pixels = rng.integers(0, 256, (40, 48, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.jpg")
     for folder, python in (("bin", warm_python), ("fresh", sys.executable)):
