@@ -235,7 +235,7 @@ def test_a_nan_on_one_process_stops_all_within_the_step(
         said[0]
         .splitlines()[-1]
         .startswith(
-            "momentum2: The loss or its gradient became NaN or infinite in step 7. The last checkpoint (step 4) is usable"
+            "momentum2: The loss or its gradient became NaN or infinite in step 7. The last checkpoint (step 4)"
         )
     )
     assert "NaN" not in said[1]  # said once
