@@ -114,7 +114,7 @@ def test_an_old_run_is_resumed(tmp_path: Path, warm_python: str, name: str, proc
     assert config.read_text() == words  # in the words of the version that began it
     assert losses(tmp_path / name) == pytest.approx(old["losses"], rel=5e-2)  # fp32 differs by then
     if (name, processes) == ("two-processes", 1):  # and its checkpoint still knows that there are two devices
-        again = momentum2(RUNS[name], tmp_path)
+        again = momentum2(warm_python, RUNS[name], tmp_path)
         assert again.returncode == 0, again.stdout + again.stderr
         assert "devices     2 " in again.stdout
     if name in EXACT and (name, processes) != ("two-processes", 1) and probe() == EXPECTED["probe"]:

@@ -87,7 +87,7 @@ alone, out = here / "alone", here / "stopped"
 assert code(alone) == 0
 assert code(out, 3, lambda: os.kill(os.getpid(), signal.SIGTERM)) == os.EX_TEMPFAIL
 said = out.with_suffix(".log").read_text()
-assert "saving after this step" in said and "Run the same command again" in said, said
+assert "Saving after this step" in said and "Run the same command again" in said, said
 assert "Traceback" not in said, said
 assert saved(out) == [3], saved(out)
 assert (out / "metrics.jsonl").read_text().count('"loss"') == 3
