@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         plan,
         pretrain,
         recipe,
+        stats,
         views,
         write_report,
     )
@@ -45,6 +46,7 @@ _HOMES = {
             "plan",
             "pretrain",
             "recipe",
+            "stats",
             "views",
             "write_report",
         ),
@@ -91,6 +93,7 @@ __all__ = [
     "pretrain",
     "recipe",
     "shuffled",
+    "stats",
     "views",
     "write_report",
 ]

@@ -1,5 +1,6 @@
 """Every command as a function, each with the order of its events on one screen. The command line calls these."""
 
+import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +17,13 @@ from torch import nn
 from momentum2 import distributed
 from momentum2.config import OWN, Config, DataConfig, Network, ObjectsConfig
 from momentum2.data import Dataset, open_dataset
-from momentum2.data.opening import find_data, typical_size
+from momentum2.data.fingerprint import Fingerprint, difference, fingerprint
+from momentum2.data.looking import check_reading, reading_of
+from momentum2.data.opening import find_data, open_unchecked, typical_size
+from momentum2.data.sampler import chosen_order
 from momentum2.data.sequence import as_dataset
-from momentum2.distributed.together import joined
+from momentum2.data.statistics import Statistics, channels_of, measure
+from momentum2.distributed.together import broadcast_bytes, joined, raise_together
 from momentum2.errors import SettingError, UserError
 from momentum2.evaluate import embed as features_file
 from momentum2.evaluate import knn, linear, semi
@@ -38,7 +43,7 @@ from momentum2.training.build import build_method, make_job, with_cache, with_de
 from momentum2.training.checks import check, method_class
 from momentum2.training.device import choose_device, guest
 from momentum2.training.loop import fit
-from momentum2.training.plan import describe, idle_settings, resolve, share
+from momentum2.training.plan import describe, describe_images, idle_settings, resolve, share
 
 if TYPE_CHECKING:
     from momentum2.detection.presets import DetectConfig
@@ -93,7 +98,7 @@ def pretrain(
         resume: auto: resume or start. never: only start. must: only resume.
         dataset: Your own images instead of `config.data`: a `momentum2.data.Dataset`, or any sequence of images or
             (image, label) pairs.
-        encoder: Your own network instead of `config.model`: (n, 3, s, s) -> (n, d). It is copied.
+        encoder: Your own network instead of `config.model`: (n, channels, s, s) -> (n, d). It is copied.
         method: Your own method instead of `config.method.name`.
 
     Returns:
@@ -105,7 +110,8 @@ def pretrain(
         raise UserError(f"method is a subclass of Method, not {method!r}.")
     place, images = Path(out), None if dataset is None else as_dataset(dataset)
     if images is not None:
-        images.max_bad_fraction = config.data.max_bad_fraction
+        images.max_bad_fraction, images.reading = config.data.max_bad_fraction, reading_of(config.data)
+        check_reading(images)
     config = _with_objects(config, images, encoder, method)
     kind = method_class(config, method)
     check(config, kind)
@@ -116,12 +122,15 @@ def pretrain(
             before = run.checkpoints.info()
             if images is None:
                 images = open_dataset(with_cache(config.data, before), seed=config.train.seed)
-            _check_images(images, before, kind, place)
+            seen = fingerprint(images)
+            _check_images(images, seen, before, kind, place)
+            order = chosen_order(config.data.order, len(images), before)
             resolved = resolve(config, len(images), distributed.world_size(), method)
-            _say_plan(describe(config, resolved), place)
+            _say_plan([*describe(config, resolved), *describe_images(config, images)], place)
             built = build_method(config, resolved, len(images.class_names or ()), encoder)
             built.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-            job = make_job(config, resolved, built, images, place, device, online_knn(config))
+            score = online_knn(config)
+            job = make_job(config, resolved, built, images, place, device, score, order, seen)
             finished = fit(job, run)
             if finished and distributed.is_main():
                 network, best = next(iter(built.encoders().items()))
@@ -167,14 +176,32 @@ def _with_objects(
     return config
 
 
-def _check_images(images: Dataset, before: Mapping[str, Any], kind: type[Method], out: Path) -> None:
+def _check_images(
+    images: Dataset, seen: Fingerprint, before: Mapping[str, Any], kind: type[Method], out: Path
+) -> None:
+    """Refuse, on all processes, other images than those of the run, or of process 0."""
+    raise_together(_problem(images, seen, before, kind, out))
+    first = json.loads(broadcast_bytes(json.dumps(seen).encode()))
+    why = difference(first, seen, images.names)
+    raise_together(None if why is None else UserError(f"The processes see different images: {why}."))
+
+
+def _problem(
+    images: Dataset, seen: Fingerprint, before: Mapping[str, Any], kind: type[Method], out: Path
+) -> UserError | None:
     if before.get("images", len(images)) != len(images):
-        raise UserError(
+        return UserError(
             f"{out} was started with {before['images']:,} images but now finds {len(images):,}. Use the same images, "
             "or choose another run directory."
         )
+    why = difference(before["fingerprint"], seen, images.names) if "fingerprint" in before else None
+    if why is not None:
+        return UserError(
+            f"{out} was started with other images: {why}. Use the same images, or choose another run directory."
+        )
     if kind.needs_labels and images.labels is None:
-        raise UserError(f"{kind.__name__} needs labels. Put each class in its own folder.")
+        return UserError(f"{kind.__name__} needs labels. Put each class in its own folder.")
+    return None
 
 
 def _say_plan(lines: list[tuple[str, str]], out: Path) -> None:
@@ -301,10 +328,27 @@ def views(
     from momentum2.data.contact_sheet import write_views
     from momentum2.settings import override
 
+    given = flatten(overrides or {})
     found = find_data(data, DataConfig(image_size=32) if data == "shapes" else DataConfig())
-    found = replace(found, image_size=typical_size(open_dataset(replace(found, cache="off"))))
-    write_views(override(Config(data=found), flatten(overrides or {})), Path(out), count)
+    config = override(Config(data=found), given)
+    if "data.image_size" not in given:
+        size = typical_size(open_dataset(replace(config.data, cache="off")))
+        config = replace(config, data=replace(config.data, image_size=size))
+    write_views(config, Path(out), count)
     return Path(out)
+
+
+def stats(data: str, *, count: int = 256, overrides: Mapping[str, object] | None = None) -> Statistics:
+    """What values some of the images have, and the settings (window, mean, std, channels) that fit them."""
+    from momentum2.settings import override
+
+    given = flatten(overrides or {})
+    config = override(Config(data=find_data(data, DataConfig())), given).data
+    dataset = open_unchecked(config, config.split)
+    if "data.channels" not in given:
+        config = replace(config, channels=channels_of(dataset))
+        dataset.reading = reading_of(config)
+    return measure(dataset, count)
 
 
 def detect(
@@ -348,6 +392,7 @@ __all__ = [
     "plan",
     "pretrain",
     "recipe",
+    "stats",
     "views",
     "write_report",
 ]

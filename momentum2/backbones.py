@@ -16,7 +16,7 @@ _STEMS: dict[Stem, tuple[int, int]] = {"cifar": (3, 1), "small": (3, 2)}  # kern
 
 
 class Encoder(nn.Module):
-    """What `build` returns, for type checkers: images (n, 3, h, w) -> pooled features (n, feature_dim).
+    """What `build` returns, for type checkers: images (n, channels, h, w) -> pooled features (n, feature_dim).
 
     At run time it is torchvision's own module with `feature_dim` set on it, so every parameter keeps
     torchvision's name.
@@ -26,17 +26,23 @@ class Encoder(nn.Module):
 
 
 def build(
-    name: str, stem: Stem = "imagenet", width: float = 1.0, zero_init_residual: bool = False
+    name: str,
+    stem: Stem = "imagenet",
+    width: float = 1.0,
+    zero_init_residual: bool = False,
+    channels: int = 3,
 ) -> Encoder:
     """The torchvision network `name`, randomly initialized, ending in its pooled features.
 
     `stem` and `width` are for ResNets: the first layers (imagenet 7x7/2 and pooling, cifar 3x3/1, small
     3x3/2) and a multiplier of all channels. So is `zero_init_residual`: the last BN weight of every block is 0,
-    and the network starts as one without residual branches.
+    and the network starts as one without residual branches. `channels` are those of the images.
     """
     network = _torchvision_network(name)
     if (stem, width) != ("imagenet", 1.0):
         _reshape_resnet(network, name, stem, width)
+    if channels != 3:
+        _widen_input(network, channels)
     if zero_init_residual:
         _zero_residual(network, name)
     for part in ("fc", "classifier", "dropout"):  # two families drop features before their classifier
@@ -45,18 +51,18 @@ def build(
     if name.startswith("vgg"):  # its 7x7 pooling feeds a classifier of 120 million weights
         network.avgpool = nn.AdaptiveAvgPool2d(1)
     encoder = cast(Encoder, network)
-    encoder.feature_dim = _feature_dim(network)
+    encoder.feature_dim = _feature_dim(network, channels)
     return encoder
 
 
-def with_feature_dim(network: nn.Module, image_size: int) -> Encoder:
+def with_feature_dim(network: nn.Module, image_size: int, channels: int = 3) -> Encoder:
     """Any network as an encoder: what it makes of an image must be one row of features.
 
-    Images are (n, 3, image_size, image_size). A network without `feature_dim` is measured, without computing.
+    Images are (n, channels, image_size, image_size). A network without `feature_dim` is measured, without computing.
     """
     encoder = cast(Encoder, network)
     if not hasattr(network, "feature_dim"):
-        encoder.feature_dim = _feature_dim(network, image_size)
+        encoder.feature_dim = _feature_dim(network, channels, image_size)
     return encoder
 
 
@@ -109,6 +115,19 @@ def _reshape_resnet(network: Any, name: str, stem: Stem, width: float) -> None:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
+def _widen_input(network: nn.Module, channels: int) -> None:
+    """Let the first convolution take another number of channels, initialized as torchvision does."""
+    name, first = next((n, m) for n, m in network.named_modules() if isinstance(m, nn.Conv2d))
+    padding = cast(tuple[int, int], first.padding)
+    kernel, stride = cast(tuple[int, int], first.kernel_size), cast(tuple[int, int], first.stride)
+    new = nn.Conv2d(channels, first.out_channels, kernel, stride, padding, bias=first.bias is not None)
+    nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")
+    if new.bias is not None:
+        nn.init.zeros_(new.bias)
+    parent, _, last = name.rpartition(".")
+    setattr(network.get_submodule(parent), last, new)
+
+
 def _zero_residual(network: nn.Module, name: str) -> None:
     """As torchvision's `zero_init_residual`, for its own layers and for reshaped ones."""
     from momentum2._torchvision import torchvision
@@ -123,10 +142,10 @@ def _zero_residual(network: nn.Module, name: str) -> None:
             nn.init.zeros_(block.bn2.weight)
 
 
-def _feature_dim(network: nn.Module, size: int = 299) -> int:
+def _feature_dim(network: nn.Module, channels: int, size: int = 299) -> int:
     """Found on a copy without storage: no pixel is computed and no BN statistic moves."""
     shadow = copy.deepcopy(network).to("meta").eval()
-    features: Tensor = shadow(torch.empty(1, 3, size, size, device="meta"))
+    features: Tensor = shadow(torch.empty(1, channels, size, size, device="meta"))
     if not isinstance(features, Tensor) or features.dim() != 2:
         found = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise UserError(

@@ -27,6 +27,8 @@ Positive = Annotated[float, Limits(1e-6)]
 NotNegative = Annotated[float, Limits(0)]
 Width = Annotated[float, Limits(1e-3)]
 
+#: One number for all views, or one for each.
+PerView = float | list[float]
 #: The name of a method, a backbone or a data set that was passed from Python as an object.
 OWN: Literal["own"] = "own"
 MethodName = Literal["byol", "moco", "simsiam", "simclr", "dino", "supervised", "own"]
@@ -37,8 +39,22 @@ WeightSchedule = Literal["cosine", "constant"]
 Compat = Literal["paper", "official"]
 Stem = Literal["imagenet", "cifar", "small"]
 DataName = Literal[
-    "shapes", "folder", "cifar10", "cifar100", "stl10", "imagenet", "archive", "list", "own", "none"
+    "shapes",
+    "folder",
+    "cifar10",
+    "cifar100",
+    "stl10",
+    "imagenet",
+    "archive",
+    "list",
+    "shards",
+    "table",
+    "hf",
+    "own",
+    "none",
 ]
+ExactOrder = Literal["exact", "feistel"]
+Order = Literal["auto", "exact", "feistel"]
 ViewRecipe = Literal["byol", "moco_v2", "simsiam", "simclr", "supervised", "evaluation", "multicrop"]
 Cache = Literal["auto", "on", "off"]
 Precision = Literal["auto", "fp32", "bf16"]
@@ -129,7 +145,7 @@ class DataConfig:
 
     Args:
         name: Kind of data set; shapes is drawn on the fly and needs no files, own is passed from Python.
-        root: The folder, archive or list file.
+        root: The folder, archive, list, table or shards: a path, a URL (s3://..., https://...) or a name on the Hub.
         split: The split to train on, also for classifiers; 80% is a share of all images, -20% the rest.
         test_split: The split to test on (used in eval_data only).
         train_size: Use only the first n images of a seeded order.
@@ -137,8 +153,16 @@ class DataConfig:
         workers: Decoding processes; 0 decodes in the training process.
         cache: Keep the decoded images in one memory-mapped file: auto (if they fit), on or off.
         cache_dir: Folder of the caches (default: the user's cache folder).
-        download: Allow torchvision to download the data set.
+        download: Allow torchvision, or the Hugging Face Hub, to download the data set.
         max_bad_fraction: Stop if more than this share of the images cannot be read.
+        channels: Channels of every image: 3 for colors, 1 for gray, or the number of bands.
+        window: Values that become black and white in images of more than 8 bits, as 0,4095; or a pair for each channel.
+        mean: Mean of each channel in [0, 1], subtracted before the network (default: ImageNet's).
+        std: Standard deviation of each channel, which divides it after that (default: ImageNet's).
+        order: Shuffle all images at once (exact) or compute the place of each (feistel); auto: exact up to 10 million.
+        revision: Commit of a data set on the Hugging Face Hub, 40 digits.
+        image_column: Column of the images in a table (default: path, file, image or a similar name).
+        label_column: Column of the labels in a table (default: label, class or a similar name, if there is one).
     """
 
     name: DataName = "folder"
@@ -152,6 +176,14 @@ class DataConfig:
     cache_dir: str | None = None
     download: bool = False
     max_bad_fraction: Share = 0.01
+    channels: Count = 3
+    window: list[float] | None = None
+    mean: list[float] | None = None
+    std: list[float] | None = None
+    order: Order = "auto"
+    revision: str | None = None
+    image_column: str | None = None
+    label_column: str | None = None
 
 
 @dataclass(frozen=True)
@@ -161,20 +193,33 @@ class ViewsConfig:
     Args:
         recipe: The named set of augmentations.
         crop_min: Smallest area of a random crop, as a share of the image (default: the recipe's).
-        color: Multiplier of the recipe's color jitter.
+        color: Multiplier of the strength of the recipe's color jitter. A multiplier or probability may be a number for
+            each view, as 1,0; the last one holds for all further views. 0 switches off.
         blur: Multiplier of the recipe's blur probability.
         solarize: Multiplier of the recipe's solarize probability.
         small_crops: Number of small crops added by multicrop.
         small_size: Side in pixels of those small crops.
+        flip: Multiplier of the recipe's probability of a horizontal flip.
+        jitter: Multiplier of the recipe's probability of color jitter.
+        gray: Multiplier of the recipe's probability of losing all color.
+        vertical_flip: Probability of a vertical flip.
+        rotate90: Probability of a rotation by 90, 180 or 270 degrees.
+        channel_drop: Probability of losing one channel.
     """
 
     recipe: ViewRecipe = "byol"
     crop_min: float | None = None
-    color: float = 1.0
-    blur: float = 1.0
-    solarize: float = 1.0
+    color: PerView = 1.0
+    blur: PerView = 1.0
+    solarize: PerView = 1.0
     small_crops: int = 0
     small_size: int = 96
+    flip: PerView = 1.0
+    jitter: PerView = 1.0
+    gray: PerView = 1.0
+    vertical_flip: PerView = 0.0
+    rotate90: PerView = 0.0
+    channel_drop: PerView = 0.0
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,21 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
+def whole_path(path: Path) -> Iterator[Path]:
+    """A place for others to write a file to, which takes the place of `path` at the end of the block."""
+    temporary = _unfinished(path)
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+@contextmanager
 def whole_folder(path: Path, name: str | None = None) -> Iterator[Path]:
     """A new folder to fill, which becomes `path` at the end of the block; after an error there is none.
 

@@ -7,7 +7,6 @@ Those of the paper have the published settings. A number says whose it is: the p
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from momentum2.config import (
     Config,
@@ -20,7 +19,7 @@ from momentum2.config import (
     ViewsConfig,
 )
 from momentum2.data import open_dataset
-from momentum2.data.opening import typical_size
+from momentum2.data.opening import test_split_of, typical_size
 from momentum2.errors import SettingError, UserError, hint
 from momentum2.settings import override, understood
 from momentum2.training.device import choose_device
@@ -396,8 +395,10 @@ def _fit_to_folder(config: Config, given: frozenset[str]) -> Config:
     evaluation = replace(config.data, image_size=size)
     if dataset.labels is None:
         evaluation = replace(evaluation, name="none")
-    elif not (Path(config.data.root or "") / config.data.test_split).is_dir():
+    elif (test := test_split_of(config.data)) is None:
         evaluation = replace(evaluation, split="80%", test_split="-20%")
+    else:
+        evaluation = replace(evaluation, test_split=test)
     return replace(
         config,
         method=config.method if gpu else small.method,
@@ -449,7 +450,10 @@ def configure(recipe: Recipe | None, given: Mapping[str, object]) -> Config:
     config = override(base, given)
     if recipe and recipe.adapt:
         config = override(recipe.adapt(config, frozenset(given)), given)
-    # A network is tested at the size at which it is trained.
-    if "data.image_size" in given and "eval_data.image_size" not in given:
-        config = replace(config, eval_data=replace(config.eval_data, image_size=config.data.image_size))
-    return config
+    # A network is tested on images of the kind that it is trained on.
+    seen = {
+        name: getattr(config.data, name)
+        for name in ("image_size", "channels", "window", "mean", "std")
+        if f"data.{name}" in given and f"eval_data.{name}" not in given
+    }
+    return replace(config, eval_data=replace(config.eval_data, **seen))

@@ -3,10 +3,11 @@
 from momentum2.augment.crop import resized_crop, resized_crop_one
 from momentum2.augment.draws import Draws, crop_boxes, draw, draw_at
 from momentum2.augment.rendering import render
-from momentum2.augment.specs import ViewSpec, view_specs
+from momentum2.augment.specs import Normalization, ViewSpec, view_specs
 
 __all__ = [
     "Draws",
+    "Normalization",
     "ViewSpec",
     "crop_boxes",
     "draw",

@@ -19,14 +19,14 @@ def resized_crop(
     """Crops of images, resized to squares.
 
     Args:
-        images: (N, 3, H, W) uint8; fastest with the strides of (N, H, W, 3) arrays.
+        images: (N, C, H, W) uint8; fastest with the strides of (N, H, W, C) arrays.
         boxes: (n, 4) int64: top, left, height, width, within the image.
         size: Side of the result.
         flip: (n,) bool, crops to mirror left to right.
         index: (n,) int64, the image that each crop is cut from; by default crop i from image i.
 
     Returns:
-        (n, 3, size, size) float32 in [0, 1].
+        (n, C, size, size) float32 in [0, 1].
     """
     flip = torch.zeros(len(boxes), dtype=torch.bool) if flip is None else flip
     index = torch.arange(len(boxes)) if index is None else index
@@ -36,12 +36,12 @@ def resized_crop(
     top, left, height, width = boxes.unbind(1)
     rows = _weights(top, height, images.shape[2], size, torch.zeros_like(flip))
     columns = _weights(left, width, images.shape[3], size, flip)
-    narrow = to_float(images.index_select(0, index)).flatten(1, 2) @ columns.mT  # (n, 3H, size)
-    return rows[:, None] @ narrow.view(len(index), 3, -1, size)
+    narrow = to_float(images.index_select(0, index)).flatten(1, 2) @ columns.mT  # (n, CH, size)
+    return rows[:, None] @ narrow.view(len(index), images.shape[1], -1, size)
 
 
 def resized_crop_one(image: np.ndarray, box: Sequence[float], size: int) -> np.ndarray:
-    """One crop of one (H, W, 3) uint8 image, resized to (size, size, 3) uint8.
+    """One crop of one (H, W, C) uint8 image, resized to (size, size, C) uint8.
 
     The box (top, left, height, width) may have fractions, as it has after a reduced-size decoding.
     """
@@ -53,7 +53,10 @@ def resized_crop_one(image: np.ndarray, box: Sequence[float], size: int) -> np.n
         return _resize(pixels, size)[0].permute(1, 2, 0).numpy()
     # Pillow is slower, but its boxes may have fractions.
     inside = (left - x, top - y, min(left - x + width, crop.shape[1]), min(top - y + height, crop.shape[0]))
-    return np.asarray(Image.fromarray(crop).resize((size, size), Image.Resampling.BILINEAR, box=inside))
+    gray = crop.shape[2] == 1
+    picture = Image.fromarray(crop[..., 0] if gray else crop)
+    resized = np.asarray(picture.resize((size, size), Image.Resampling.BILINEAR, box=inside))
+    return resized[..., None] if gray else resized
 
 
 def on(device: torch.device, values: Tensor) -> Tensor:
@@ -62,7 +65,7 @@ def on(device: torch.device, values: Tensor) -> Tensor:
 
 
 def to_float(images: Tensor) -> Tensor:
-    """(n, 3, H, W) uint8 to contiguous float32 in [0, 1]."""
+    """(n, C, H, W) uint8 to contiguous float32 in [0, 1]."""
     return images.contiguous().float().mul_(1 / 255)
 
 

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from momentum2.augment.specs import ViewSpec
 
-_BLOCKS = 9  # Philox makes four 64-bit numbers per block: 36 numbers for every sample
+_BLOCKS = (
+    9  # Philox makes four 64-bit numbers per block: 36 numbers for every sample, all of which are in use
+)
 _ORDERS = torch.tensor(list(permutations(range(4))))
 
 
@@ -39,6 +41,9 @@ class Draws:
         blur: (n,) bool.
         sigma: (n,) float32, the blur's standard deviation in pixels.
         solarize: (n,) bool.
+        vertical: (n,) bool, whether the view is flipped upside down.
+        turns: (n,) int64, quarter turns counterclockwise, 0 to 3.
+        dropped: (n,) int64, the channel that is lost; -1 for none.
     """
 
     area: Tensor
@@ -53,6 +58,9 @@ class Draws:
     blur: Tensor
     sigma: Tensor
     solarize: Tensor
+    vertical: Tensor
+    turns: Tensor
+    dropped: Tensor
 
     def __len__(self) -> int:
         return len(self.flip)
@@ -92,6 +100,9 @@ def draw(
         blur=u[:, 30] < spec.blur_p,
         sigma=_between(u[:, 31], *spec.blur_sigma).float(),
         solarize=u[:, 32] < spec.solarize_p,
+        vertical=u[:, 33] < spec.vertical_flip_p,
+        turns=_one_of(u[:, 34], spec.rotate90_p, 3) + 1,
+        dropped=_one_of(u[:, 35], spec.channel_drop_p, len(spec.mean)),
     )
 
 
@@ -138,6 +149,12 @@ def _uniforms(seed: int, step: int, view: int, start: int, stop: int) -> Tensor:
     counter = np.array([start * _BLOCKS, view, 0, 0], dtype=np.uint64)
     raw = np.random.Philox(key=key, counter=counter).random_raw((stop - start) * _BLOCKS * 4)
     return torch.from_numpy((raw >> np.uint64(11)) * 2.0**-53).view(-1, _BLOCKS * 4)
+
+
+def _one_of(u: Tensor, probability: float, count: int) -> Tensor:
+    """With this probability one of `count` numbers, all alike, from one draw; else -1."""
+    which = (u * (count / max(probability, 1e-300))).clamp(max=count - 1).long()
+    return torch.where(u < probability, which, -1)
 
 
 def _between(u: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:

@@ -1,6 +1,7 @@
 """Batched image operations with one set of parameters for every sample.
 
-Images are (n, 3, H, W) float32 in [0, 1], on any device; functions whose names end in _ change them.
+Images are (n, C, H, W) float32 in [0, 1], on any device; functions whose names end in _ change them. Hue and
+saturation are for the three channels of colors; with another number of channels gray is their mean.
 Parameters have leading dimension n and are read on the CPU. Each operation matches torchvision's own.
 """
 
@@ -33,7 +34,8 @@ def color_jitter_(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
     ]  # the number that come first, with their hue at place <= k
     for k in range(3):  # what comes before the hue ...
         blend_(images[done[k] :], chosen[done[k] :, k], order[done[k] :, k])
-    hue_(images, factors[:, HUE])
+    if images.shape[1] == 3:
+        hue_(images, factors[:, HUE])
     for k in range(1, 4):  # ... and after it
         blend_(images[: done[k - 1]], chosen[: done[k - 1], k], order[: done[k - 1], k])
     return images
@@ -85,7 +87,9 @@ def hue_(images: Tensor, shift: Tensor) -> Tensor:
 
 
 def gray(images: Tensor) -> Tensor:
-    """(n, 1, H, W): the luma of the images."""
+    """(n, 1, H, W): the luma of the images; of other channels than colors, their mean."""
+    if images.shape[1] != 3:
+        return images.mean(1, keepdim=True)
     red, green, blue = images[:, 0:1], images[:, 1:2], images[:, 2:3]
     return (red * _LUMA[0]).add_(green, alpha=_LUMA[1]).add_(blue, alpha=_LUMA[2])
 
@@ -101,7 +105,7 @@ def gaussian_blur(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
     # Only now are the taps cut to those in use, so that a sample's weights do not depend on the others.
     radius = int(reach.max())
     weights = on(images.device, weights[:, half - radius : half + radius + 1])
-    weights = weights.repeat_interleave(channels, 0)[:, None, None]  # (3n, 1, 1, taps)
+    weights = weights.repeat_interleave(channels, 0)[:, None, None]  # (Cn, 1, 1, taps)
     x = F.pad(images, (radius,) * 4, mode="reflect").flatten(0, 1)[None]
     x = F.conv2d(x, weights, groups=n * channels)
     x = F.conv2d(x, weights.mT, groups=n * channels)
@@ -120,5 +124,5 @@ def normalize_(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) 
 
 
 def _each(values: Tensor, images: Tensor) -> Tensor:
-    """(n,) numbers, shaped to multiply (n, 3, H, W) images on their device."""
+    """(n,) numbers, shaped to multiply (n, C, H, W) images on their device."""
     return on(images.device, values)[:, None, None, None]

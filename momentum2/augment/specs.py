@@ -1,13 +1,19 @@
 """What each named recipe does to an image, as plain numbers: one `ViewSpec` for every view."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from momentum2.config import ViewsConfig
+from momentum2.config import DataConfig, PerView, ViewsConfig
 from momentum2.errors import SettingError
 
 #: Views of at most this side are not blurred and are not cut from less than a fifth of the image.
 SMALL = 64
+#: Mean and std of each channel of ImageNet, and of all of them for channels that are no colors.
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_MULTIPLIERS = ("color", "blur", "solarize", "flip", "jitter", "gray")
+_PROBABILITIES = ("vertical_flip", "rotate90", "channel_drop")
+_MEAN_OF_ALL, _STD_OF_ALL = 0.449, 0.226
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,9 @@ class ViewSpec:
         blur_sigma: Smallest and largest standard deviation of the blur in pixels.
         blur_kernel: Number of taps of the blur (odd).
         solarize_p: Probability of inverting everything brighter than half.
+        vertical_flip_p: Probability of a vertical flip.
+        rotate90_p: Probability of a rotation by 90, 180 or 270 degrees.
+        channel_drop_p: Probability of losing one channel, which becomes its mean.
         mean: Subtracted from the channels, which are in [0, 1].
         std: Divides the channels after that.
     """
@@ -43,12 +52,44 @@ class ViewSpec:
     blur_sigma: tuple[float, float] = (0.1, 2.0)
     blur_kernel: int = 1
     solarize_p: float = 0.0
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    vertical_flip_p: float = 0.0
+    rotate90_p: float = 0.0
+    channel_drop_p: float = 0.0
+    mean: tuple[float, ...] = _MEAN
+    std: tuple[float, ...] = _STD
 
 
-def view_specs(views: ViewsConfig, image_size: int) -> tuple[ViewSpec, ...]:
-    """The views of a recipe, for square views of `image_size` pixels.
+@dataclass(frozen=True)
+class Normalization:
+    """Mean and std of each channel, in [0, 1]; there are as many channels as values."""
+
+    mean: tuple[float, ...] = _MEAN
+    std: tuple[float, ...] = _STD
+
+    @classmethod
+    def of(cls, data: DataConfig) -> "Normalization":
+        """That of a config section; refuses one whose lengths do not fit its channels."""
+        for name, values in (("mean", data.mean), ("std", data.std)):
+            if values is not None and len(values) != data.channels:
+                raise SettingError(
+                    f"data.{name}", f"has {len(values)} values, but the images have {data.channels} channels."
+                )
+        if data.std is not None and not all(value > 0 for value in data.std):
+            raise SettingError("data.std", "must be above 0.")
+        colors = data.channels == 3
+        mean = _MEAN if colors else (_MEAN_OF_ALL,) * data.channels
+        std = _STD if colors else (_STD_OF_ALL,) * data.channels
+        return cls(
+            mean if data.mean is None else tuple(data.mean), std if data.std is None else tuple(data.std)
+        )
+
+
+def view_specs(
+    views: ViewsConfig, image_size: int, normalization: Normalization | None = None
+) -> tuple[ViewSpec, ...]:
+    """The views of a recipe, for square views of `image_size` pixels, normalized as ImageNet is or as given.
+
+    Hue, saturation and gray need the three channels of colors and are off where there are others.
 
     Every recipe follows one rule for small images: a view of at most 64 pixels is not blurred, and its
     random crop covers at least 0.2 of the image (multicrop's large crops: 0.3).
@@ -60,27 +101,72 @@ def view_specs(views: ViewsConfig, image_size: int) -> tuple[ViewSpec, ...]:
             "views.crop_min",
             f"must be a share of the image's area, above 0 and at most 1, not {views.crop_min}.",
         )
-    for name in ("color", "blur", "solarize"):
-        if getattr(views, name) < 0:
-            raise SettingError(f"views.{name}", f"must be at least 0, not {getattr(views, name):g}.")
-    return _RECIPES[views.recipe](views, image_size)
+    for name in _MULTIPLIERS + _PROBABILITIES:
+        _check_numbers(name, getattr(views, name), 1.0 if name in _PROBABILITIES else math.inf)
+    specs = tuple(
+        _with_switches(s, views, i) for i, s in enumerate(_RECIPES[views.recipe](views, image_size))
+    )
+    if normalization is None:
+        return specs
+    specs = tuple(replace(spec, mean=normalization.mean, std=normalization.std) for spec in specs)
+    return specs if len(normalization.mean) == 3 else tuple(map(_without_colors, specs))
+
+
+def _check_numbers(name: str, given: PerView, largest: float) -> None:
+    values = given if isinstance(given, list) else [given]
+    if not values:
+        raise SettingError(f"views.{name}", "is empty. Give a number, or one for each view.")
+    for value in values:
+        if not 0 <= value <= largest:
+            limit = f"from 0 to {largest:g}" if largest < math.inf else "at least 0"
+            raise SettingError(f"views.{name}", f"must be {limit}, not {value:g}.")
+
+
+def _of_view(given: PerView, view: int) -> float:
+    """The number for a view; the last one holds for all further views."""
+    return given[min(view, len(given) - 1)] if isinstance(given, list) else given
+
+
+def _with_switches(spec: ViewSpec, views: ViewsConfig, view: int) -> ViewSpec:
+    """What a recipe has for a view, with the user's multipliers and probabilities; an evaluation has no randomness."""
+    if spec.center is not None:
+        return spec
+    own = {name: _of_view(getattr(views, name), view) for name in _MULTIPLIERS + _PROBABILITIES}
+    brightness, contrast, saturation, hue = (strength * own["color"] for strength in spec.jitter)
+    return replace(
+        spec,
+        jitter=(brightness, contrast, saturation, min(hue, 0.5)),
+        flip_p=min(1.0, spec.flip_p * own["flip"]),
+        jitter_p=min(1.0, spec.jitter_p * own["jitter"]),
+        gray_p=min(1.0, spec.gray_p * own["gray"]),
+        blur_p=min(1.0, spec.blur_p * own["blur"]),
+        solarize_p=min(1.0, spec.solarize_p * own["solarize"]),
+        vertical_flip_p=own["vertical_flip"],
+        rotate90_p=own["rotate90"],
+        channel_drop_p=own["channel_drop"],
+    )
+
+
+def _without_colors(spec: ViewSpec) -> ViewSpec:
+    brightness, contrast, _, _ = spec.jitter
+    return replace(spec, jitter=(brightness, contrast, 0.0, 0.0), gray_p=0.0)
 
 
 def _byol(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
     """The paper's two views: they differ in blur (1.0, 0.1) and solarize (0, 0.2)."""
-    base = replace(_colored(views, size, (0.4, 0.4, 0.2, 0.1)), area=_area(views, size, 0.08))
+    base = replace(_colored(size, (0.4, 0.4, 0.2, 0.1)), area=_area(views, size, 0.08))
     return (
-        replace(base, blur_p=_blur_p(views, size, 1.0)),
-        replace(base, blur_p=_blur_p(views, size, 0.1), solarize_p=min(1.0, 0.2 * views.solarize)),
+        replace(base, blur_p=_blur_p(size, 1.0)),
+        replace(base, blur_p=_blur_p(size, 0.1), solarize_p=0.2),
     )
 
 
 def _moco_v2(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
     """Two views of one kind: stronger saturation, blur half of the time, crops of at least 0.2."""
     view = replace(
-        _colored(views, size, (0.4, 0.4, 0.4, 0.1)),
+        _colored(size, (0.4, 0.4, 0.4, 0.1)),
         area=_area(views, size, 0.2),
-        blur_p=_blur_p(views, size, 0.5),
+        blur_p=_blur_p(size, 0.5),
     )
     return view, view
 
@@ -88,9 +174,9 @@ def _moco_v2(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
 def _simclr(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
     """Two views of one kind: twice the color jitter of the others, blur half of the time."""
     view = replace(
-        _colored(views, size, (0.8, 0.8, 0.8, 0.2)),
+        _colored(size, (0.8, 0.8, 0.8, 0.2)),
         area=_area(views, size, 0.08),
-        blur_p=_blur_p(views, size, 0.5),
+        blur_p=_blur_p(size, 0.5),
     )
     return view, view
 
@@ -118,9 +204,9 @@ def _multicrop(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
         )
     area = _area(views, size, 0.14 if size > SMALL else 0.3)
     small = replace(
-        _colored(views, views.small_size, (0.4, 0.4, 0.2, 0.1)),
+        _colored(views.small_size, (0.4, 0.4, 0.2, 0.1)),
         area=(area[0] * 5 / 14, area[0]),
-        blur_p=_blur_p(views, views.small_size, 0.5),
+        blur_p=_blur_p(views.small_size, 0.5),
     )
     return (*(replace(view, area=area) for view in _byol(views, size)), *[small] * views.small_crops)
 
@@ -136,11 +222,10 @@ _RECIPES: dict[str, Callable[[ViewsConfig, int], tuple[ViewSpec, ...]]] = {
 }
 
 
-def _colored(views: ViewsConfig, size: int, jitter: tuple[float, float, float, float]) -> ViewSpec:
-    brightness, contrast, saturation, hue = (strength * views.color for strength in jitter)
+def _colored(size: int, jitter: tuple[float, float, float, float]) -> ViewSpec:
     return ViewSpec(
         size,
-        jitter=(brightness, contrast, saturation, min(hue, 0.5)),
+        jitter=jitter,
         jitter_p=0.8,
         gray_p=0.2,
         blur_kernel=size // 10 // 2 * 2 + 1,  # a tenth of the side: 23 taps at 224 pixels, 9 at 96
@@ -152,5 +237,5 @@ def _area(views: ViewsConfig, size: int, smallest: float) -> tuple[float, float]
     return (floor if views.crop_min is None else views.crop_min, 1.0)
 
 
-def _blur_p(views: ViewsConfig, size: int, probability: float) -> float:
-    return 0.0 if size <= SMALL else min(1.0, probability * views.blur)
+def _blur_p(size: int, probability: float) -> float:
+    return 0.0 if size <= SMALL else probability

@@ -147,6 +147,35 @@ def views(words: Words) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class StatsOptions:
+    """What is looked at.
+
+    Args:
+        count: Number of images, evenly spaced.
+    """
+
+    count: Count = 256
+
+
+def stats(words: Words) -> int:
+    """Print the ranges of values and the flags that fit."""
+    from momentum2 import api
+    from momentum2.data.statistics import PERCENTILES
+
+    source, options = words.one(), words.read(StatsOptions())
+    with words.naming_files():
+        found = api.stats(source, count=options.count, overrides=words.settings)
+    names = ("least", *(f"{p:g}%" for p in PERCENTILES[1:-1]), "largest")
+    print(f"{found.images:,} images, {found.kind} values")
+    print("channel" + "".join(f"{name:>12}" for name in names) + f"{'mean':>10}{'std':>10}")
+    for c, row in enumerate(found.percentiles):
+        cells = "".join(f"{value:>12.6g}" for value in row)
+        print(f"{c:>7}{cells}{found.mean[c]:>10.4f}{found.std[c]:>10.4f}")
+    print(" ".join(f"--{name} {value}" for name, value in found.settings.items()))
+    return 0
+
+
 def _recipe() -> Positional:
     from momentum2.recipes import RECIPES
 
@@ -462,6 +491,12 @@ COMMANDS: dict[str, Command] = {
         "DATA --out views.png [options]",
         lambda: Options(_DATA, (ViewsOptions(), ConfigFile()), Config()),
         views,
+    ),
+    "stats": Command(
+        "Look at the values of some images: their range in each channel, and the flags that fit (window, mean, std).",
+        "DATA [options]",
+        lambda: Options(_DATA, (StatsOptions(), ConfigFile()), Config()),
+        stats,
     ),
     "pretrain": Command(
         "Pretrain into a run directory. The same command resumes it.",

@@ -12,7 +12,7 @@ import numpy as np
 
 from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.images import BadImage, Encoded, refuse_large
-from momentum2.data.layout import SPLITS, choose_split, is_hidden, is_image, labels_from_folders
+from momentum2.data.layout import choose_split, images_among, is_hidden, labels_from_folders, split_word
 from momentum2.errors import SettingError, UserError
 
 
@@ -40,9 +40,10 @@ class Archive(Dataset):
         place, size = self.places[index].tolist()
         refuse_large(size)
         try:
-            return Encoded(self._from_zip(place) if self.is_zip else self._from_tar(place, size))
+            data = self._from_zip(place) if self.is_zip else self._from_tar(place, size)
         except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
             raise BadImage(f"{type(error).__name__}: {error}") from error
+        return Encoded(data, self.reading)
 
     def stamp(self, index: int) -> str:
         return f"{self.names[index]}\0{self.places[index]}\0{self.version}"
@@ -74,8 +75,10 @@ def open_archive(path: Path, split: str) -> Archive:
     members = [
         (name, place, size)
         for name, place, size in (_zip_members if zipfile.is_zipfile(path) else _tar_members)(path)
-        if is_image(name) and not any(is_hidden(part) for part in name.split("/"))
+        if not any(is_hidden(part) for part in name.split("/"))
     ]
+    images = set(images_among((name for name, _, _ in members), str(path)))
+    members = [member for member in members if member[0] in images]
     if not members:
         raise SettingError(
             "data.root",
@@ -84,12 +87,12 @@ def open_archive(path: Path, split: str) -> Archive:
     members.sort()
     names = [name for name, _, _ in members]
     top = names[0].split("/")[0] + "/"
-    base = top if top[:-1] not in SPLITS and all(name.startswith(top) for name in names) else ""
+    base = top if split_word(top[:-1]) is None and all(name.startswith(top) for name in names) else ""
     paths = [name[len(base) :].split("/") for name in names]
     folder = choose_split({parts[0] for parts in paths if len(parts) > 1}, split, str(path))
     classes: set[str] = set()
     if folder:
-        classes.update(parts[1] for parts in paths if parts[0] in SPLITS and len(parts) > 2)
+        classes.update(parts[1] for parts in paths if split_word(parts[0]) and len(parts) > 2)
     depth = 1 if folder else 0
     chosen = [i for i, parts in enumerate(paths) if not folder or parts[0] == folder]
     labels, class_names = labels_from_folders(["/".join(paths[i][depth:]) for i in chosen], classes)

@@ -19,7 +19,7 @@ _WHOLE = 4
 #: A JPEG is decoded at a reduced size if that leaves every crop at least this many times the view's side.
 _MARGIN = 1.5
 
-Images = NDArray[np.uint8]  # (n, height, width, 3)
+Images = NDArray[np.uint8]  # (n, height, width, channels)
 
 
 class Job(NamedTuple):
@@ -86,7 +86,7 @@ class Assemble:
 
     @property
     def slot_bytes(self) -> int:
-        return sum(self.local * height * width * 3 for height, width in self.sizes)
+        return sum(self.local * height * width * self.dataset.channels for height, width in self.sizes)
 
     def slot(self, number: int) -> list[Images]:
         """The whole local batch in the shared memory."""
@@ -96,13 +96,15 @@ class Assemble:
     def _cut(self, memory: NDArray[np.uint8]) -> Iterator[Images]:
         start = 0
         for height, width in self.sizes:
-            stop = start + self.local * height * width * 3
-            yield memory[start:stop].reshape(self.local, height, width, 3)
+            stop = start + self.local * height * width * self.dataset.channels
+            yield memory[start:stop].reshape(self.local, height, width, -1)
             start = stop
 
     def _room(self, job: Job) -> list[Images]:
         if self.memory is None:
-            return [np.empty((len(job.indices), *size, 3), np.uint8) for size in self.sizes]
+            return [
+                np.empty((len(job.indices), *size, self.dataset.channels), np.uint8) for size in self.sizes
+            ]
         return [images[job.row : job.row + len(job.indices)] for images in self.slot(job.slot)]
 
     def _whole(self, job: Job, images: Images) -> Ints:

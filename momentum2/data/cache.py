@@ -21,7 +21,8 @@ from momentum2.data.images import Array, BadImage, Picture, Pixels
 from momentum2.data.packing import decode, pack
 from momentum2.errors import SettingError
 
-_FORMAT = 1  # part of the key: raise it when other pixels come out of the same files
+_FORMAT = 2  # part of the key: raise it when other pixels come out of the same files
+_LARGEST = 10_000_000  # images
 _SHARE = 0.25  # of the memory: the largest cache that auto makes
 
 
@@ -32,7 +33,7 @@ class Packed(Dataset):
 
     def __init__(self, source: Dataset, folder: Path) -> None:
         super().__init__(source.names, source.labels, source.class_names)
-        self.folder = folder
+        self.folder, self.source, self.reading = folder, source, source.reading
         self.index: Ints = np.load(folder / "index.npy", allow_pickle=False)
         manifest = json.loads((folder / "manifest.json").read_text())
         self.bad = {int(index): str(reason) for index, reason in manifest["bad"].items()}
@@ -48,14 +49,14 @@ class Packed(Dataset):
         return np.asarray(np.memmap(self.folder / "pixels.bin", np.uint8, "r"))
 
     def __getstate__(self) -> dict[str, Any]:
-        # Each process maps the file itself.
-        return {name: value for name, value in self.__dict__.items() if name != "_pixels"}
+        # Each process maps the file itself, and needs no more than that.
+        return {name: value for name, value in self.__dict__.items() if name not in ("_pixels", "source")}
 
     def picture(self, index: int) -> Picture:
         if index in self.bad:
             raise BadImage(self.bad[index])
         start, height, width = self.index[index].tolist()
-        return Array(self._pixels[start : start + height * width * 3].reshape(height, width, 3))
+        return Array(self._pixels[start : start + height * width * self.channels].reshape(height, width, -1))
 
     def stamp(self, index: int) -> str:
         return self.names[index]
@@ -64,7 +65,7 @@ class Packed(Dataset):
         if self.fixed_size is None:
             return super().fetch(indices)
         taken = self._taken[np.asarray(indices, np.int64)]
-        images = self._pixels.reshape(-1, *self.fixed_size, 3)
+        images = self._pixels.reshape(-1, *self.fixed_size, self.channels)
         return taken, np.take(images, self.index[taken, 0] // images[0].size, axis=0)
 
 
@@ -72,7 +73,9 @@ def packed(dataset: Dataset, kind: str, cache: Cache, directory: str | None) -> 
     """`dataset` from its cache, which is made if needed; the data set itself if it is not cached."""
     if cache == "off" or dataset.in_memory:
         return dataset
-    base = Path(directory).expanduser() if directory else _user_cache()
+    base = cache_folder(directory)
+    if cache == "auto" and len(dataset) > _LARGEST:  # its key alone would take minutes
+        return dataset
     estimate = _decoded_bytes(dataset)
     if cache == "auto" and estimate > _SHARE * _memory():
         return dataset
@@ -103,7 +106,10 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _user_cache() -> Path:
+def cache_folder(directory: str | None) -> Path:
+    """Where caches are: in `data.cache_dir`, or in the user's cache folder."""
+    if directory:
+        return Path(directory).expanduser()
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "momentum2"
 
@@ -119,12 +125,12 @@ def _memory() -> int:
 def _decoded_bytes(dataset: Dataset) -> int:
     """Exact where all images have one size, else estimated from a few of them."""
     if dataset.fixed_size is not None:
-        return len(dataset) * dataset.fixed_size[0] * dataset.fixed_size[1] * 3
+        return len(dataset) * dataset.fixed_size[0] * dataset.fixed_size[1] * dataset.channels
     sizes = []
     for index in np.linspace(0, len(dataset) - 1, min(len(dataset), 64)).astype(int).tolist():
         try:
             height, width = dataset.picture(index).size
-            sizes.append(height * width * 3)
+            sizes.append(height * width * dataset.channels)
         except BadImage:
             continue
     return int(np.mean(sizes) * len(dataset)) if sizes else 0
@@ -144,7 +150,7 @@ def _fits(base: Path, estimate: int, cache: Cache) -> bool:
 
 
 def _key(dataset: Dataset) -> str:
-    digest = hashlib.sha256(f"{_FORMAT} {len(dataset)}".encode())
+    digest = hashlib.sha256(f"{_FORMAT} {len(dataset)} {dataset.reading}".encode())
     for index in range(len(dataset)):
         digest.update(dataset.stamp(index).encode("utf-8", "surrogateescape") + b"\n")
     return digest.hexdigest()[:24]

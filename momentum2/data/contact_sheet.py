@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from momentum2.augment import ViewSpec, render, view_specs
+from momentum2.augment import Normalization, ViewSpec, render, view_specs
 from momentum2.config import Config
-from momentum2.data.images import Pixels
+from momentum2.data.images import Pixels, visible
 from momentum2.data.loader import Loader
 from momentum2.data.opening import open_dataset
 from momentum2.errors import SettingError
@@ -22,7 +22,7 @@ _GAP = 4
 def write_views(config: Config, out_path: Path, count: int = 8) -> None:
     """Write a contact sheet: the first `count` images of step 0, each a row of the original and its views."""
     dataset = open_dataset(replace(config.data, cache="off"), seed=config.train.seed)
-    specs = view_specs(config.views, config.data.image_size)
+    specs = view_specs(config.views, config.data.image_size, Normalization.of(config.data))
     count = max(1, min(count, len(dataset)))
     with Loader(dataset, specs, seed=config.train.seed, batch_size=count, stop=1) as batches:
         batch = next(iter(batches))
@@ -32,7 +32,7 @@ def write_views(config: Config, out_path: Path, count: int = 8) -> None:
     ]
     originals = dataset.read(batch.indices.tolist())
     rows = [
-        (_square(original, specs[0].size), *(view[i] for view in views))
+        (_square(visible(original), specs[0].size), *(visible(view[i]) for view in views))
         for i, original in enumerate(originals)
     ]
     try:
@@ -44,8 +44,8 @@ def write_views(config: Config, out_path: Path, count: int = 8) -> None:
 
 
 def _to_pixels(view: Tensor, spec: ViewSpec) -> Pixels:
-    """(n, 3, size, size) normalized to (n, size, size, 3) uint8."""
-    mean, std = (torch.tensor(value).view(3, 1, 1) for value in (spec.mean, spec.std))
+    """(n, C, size, size) normalized to (n, size, size, C) uint8."""
+    mean, std = (torch.tensor(value).view(-1, 1, 1) for value in (spec.mean, spec.std))
     pixels: Pixels = ((view * std + mean) * 255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()
     return pixels
 

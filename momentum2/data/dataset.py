@@ -1,5 +1,6 @@
 """What every data set is: an ordered, unchanging set of images with names, and perhaps labels."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
@@ -8,7 +9,7 @@ from typing import TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from momentum2.data.images import Array, BadImage, Picture, Pixels
+from momentum2.data.images import RGB, Array, BadImage, Picture, Pixels, Reading
 from momentum2.errors import SettingError
 
 Ints = NDArray[np.int64]
@@ -23,6 +24,13 @@ class Names(Sequence[str]):
         self.text = b"".join(encoded)
         self.ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
 
+    @classmethod
+    def of_block(cls, text: bytes, ends: Ints) -> "Names":
+        """Those of another one's `text` and `ends`."""
+        names = cls(())
+        names.text, names.ends = text, ends
+        return names
+
     def __len__(self) -> int:
         return len(self.ends)
 
@@ -36,6 +44,56 @@ class Names(Sequence[str]):
         i = range(len(self))[index]
         return self.text[self.ends[i - 1] if i else 0 : self.ends[i]].decode("utf-8", "surrogateescape")
 
+    def digest(self) -> str:
+        return hashlib.sha256(self.ends.tobytes() + hashlib.sha256(self.text).digest()).hexdigest()
+
+
+class Numbered(Sequence[str]):
+    """The names of images that have none: their numbers, of eight digits or more."""
+
+    def __init__(self, count: int) -> None:
+        self.total = count
+
+    def __len__(self) -> int:
+        return self.total
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        found = range(self.total)[index]
+        return f"{found:08d}" if isinstance(found, int) else [f"{i:08d}" for i in found]
+
+    def digest(self) -> str:
+        return f"numbers below {self.total}"
+
+
+class Chosen(Sequence[str]):
+    """Some of other names."""
+
+    def __init__(self, names: Sequence[str], order: Ints) -> None:
+        self.names, self.order = names, order
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        found = self.order[index].tolist()
+        return self.names[found] if isinstance(found, int) else [self.names[i] for i in found]
+
+    def digest(self) -> str:
+        return hashlib.sha256(digest_of(self.names).encode() + self.order.tobytes()).hexdigest()
+
+
+def digest_of(names: Sequence[str]) -> str:
+    """What changes with any of the names or their order."""
+    return (names if isinstance(names, Names | Numbered | Chosen) else Names(names)).digest()
+
 
 class Dataset(ABC):
     """Images 0 to `len - 1`, read in any order, from any process (a data set can be pickled).
@@ -46,12 +104,14 @@ class Dataset(ABC):
         class_names: What the labels mean, or None.
         fixed_size: (height, width) if all images are known to have the same.
         in_memory: Reading is no more than copying, so no worker process is needed.
+        reading: How what is stored becomes pixels, and of how many channels.
         bad: Images that turned out unreadable so far, and why.
         max_bad_fraction: The share of unreadable images that is tolerated.
     """
 
     fixed_size: tuple[int, int] | None = None
     in_memory = False
+    reading: Reading = RGB
     max_bad_fraction = 1.0
 
     def __init__(
@@ -60,13 +120,20 @@ class Dataset(ABC):
         labels: Ints | None = None,
         class_names: Iterable[str] | None = None,
     ) -> None:
-        self.names: Sequence[str] = names if isinstance(names, Names) else Names(names)
+        own = isinstance(names, Sequence) and not isinstance(
+            names, list | tuple
+        )  # a sequence that needs no copy
+        self.names: Sequence[str] = names if own else Names(names)  # type: ignore[assignment]
         self.labels = labels
         self.class_names = None if class_names is None else tuple(class_names)
         self.bad: dict[int, str] = {}
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @property
+    def channels(self) -> int:
+        return self.reading.channels
 
     @abstractmethod
     def picture(self, index: int) -> Picture:
@@ -77,7 +144,7 @@ class Dataset(ABC):
         """Text that changes when the image may have changed (name, size, time)."""
 
     def read(self, indices: Iterable[int]) -> list[Pixels] | Pixels:
-        """Pixels of the images: uint8 (height, width, 3) each, or one (n, height, width, 3) array.
+        """Pixels of the images: uint8 (height, width, channels) each, or one (n, height, width, channels) array.
 
         In place of an unreadable image comes the next readable one.
         """
@@ -121,7 +188,7 @@ class FixedSize(Dataset):
 
     @abstractmethod
     def gather(self, indices: Ints) -> Pixels:
-        """uint8 (n, height, width, 3)."""
+        """uint8 (n, height, width, channels)."""
 
     def picture(self, index: int) -> Picture:
         return Array(self.gather(np.array([index]))[0])
@@ -139,9 +206,9 @@ class Subset(Dataset):
 
     def __init__(self, whole: Dataset, order: Ints) -> None:
         labels = None if whole.labels is None else whole.labels[order]
-        super().__init__((whole.names[i] for i in order.tolist()), labels, whole.class_names)
+        super().__init__(Chosen(whole.names, order), labels, whole.class_names)
         self.whole, self.order = whole, order
-        self.fixed_size, self.in_memory = whole.fixed_size, whole.in_memory
+        self.fixed_size, self.in_memory, self.reading = whole.fixed_size, whole.in_memory, whole.reading
 
     def picture(self, index: int) -> Picture:
         return self.whole.picture(int(self.order[index]))

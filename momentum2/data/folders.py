@@ -9,8 +9,18 @@ import numpy as np
 
 from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.images import BadImage, Encoded, refuse_large
-from momentum2.data.layout import SPLITS, choose_split, is_hidden, is_image, labels_from_folders
+from momentum2.data.layout import (
+    choose_split,
+    images_among,
+    is_array,
+    is_hidden,
+    is_image,
+    labels_from_folders,
+    labels_from_words,
+    split_word,
+)
 from momentum2.errors import SettingError, UserError
+from momentum2.terminal import progress
 
 
 class Files(Dataset):
@@ -27,7 +37,7 @@ class Files(Dataset):
                 if not stat.S_ISREG(found.st_mode):
                     raise BadImage("not a regular file")
                 refuse_large(found.st_size)
-                return Encoded(file.read())
+                return Encoded(file.read(), self.reading)
         except OSError as error:
             raise BadImage(error.strerror or str(error)) from error
 
@@ -44,13 +54,13 @@ def open_folder(root: Path, split: str) -> Files:
     """All images below `root`/`split`, or below `root` if it has no splits; classes are the folders there."""
     if not root.is_dir():
         raise SettingError("data.root", f"{root} is not a folder. Pass the folder of images.")
-    folder = choose_split(_subfolders(root), split, str(root))
-    inside = list(_walk(root / folder))
+    folder = choose_split(subfolders(root), split, str(root))
+    inside = images_among(_listed(root / folder), str(root / folder))
     if not inside:
         raise SettingError("data.root", f"{root / folder} contains no images ({_what_is_in(root / folder)}).")
     classes: set[str] = set()
     if folder:  # the same numbering in every split, also where one lacks a class
-        classes.update(*(_subfolders(root / other) for other in _subfolders(root) if other in SPLITS))
+        classes.update(*(subfolders(root / other) for other in subfolders(root) if split_word(other)))
     labels, class_names = labels_from_folders(inside, classes)
     return Files(root, (f"{folder}/{name}" if folder else name for name in inside), labels, class_names)
 
@@ -82,17 +92,9 @@ def open_list(path: Path, split: str) -> Files:
             f"Pass a text file of paths, or a folder with {split}.txt.",
         )
     rows = {name: _read_list(file) for name, file in lists.items()}
-    words = [label for _, label in rows[split]]
-    if None in words:
-        if any(word is not None for word in words):
-            raise UserError(
-                f"Some lines of {lists[split]} have a label and some do not. Label all of them or none."
-            )
-        return Files(lists[split].parent, (name for name, _ in rows[split]), None, None)
-    every = {label for part in rows.values() for _, label in part if label is not None}
-    classes = sorted(every, key=int) if all(word.isdecimal() for word in every) else sorted(every)
-    numbers = {name: number for number, name in enumerate(classes)}
-    labels = np.array([numbers[word] for word in words if word is not None], np.int64)
+    words = [label or "" for part in rows.values() for _, label in part]
+    where = np.flatnonzero([name == split for name, part in rows.items() for _ in part])
+    labels, classes = labels_from_words(words, where, str(lists[split]))
     return Files(lists[split].parent, (name for name, _ in rows[split]), labels, classes)
 
 
@@ -112,7 +114,7 @@ def _path_and_label(line: str) -> tuple[str, str | None]:
     if "\t" in line:
         name, label = line.rsplit("\t", 1)
         return name.strip(), label.strip()
-    if is_image(line) or " " not in line:
+    if is_image(line) or is_array(line) or " " not in line:
         return line, None
     name, label = line.rsplit(None, 1)
     return name, label
@@ -130,20 +132,29 @@ def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
         raise UserError(f"The folder {folder} cannot be listed ({error.strerror}).") from error
 
 
-def _subfolders(folder: Path) -> list[str]:
+def subfolders(folder: Path) -> list[str]:
+    """Names of the folders in a folder."""
     return [entry.name for entry in _entries(folder) if entry.is_dir()]
 
 
-def _walk(folder: Path | str, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
-    """Paths of the images below `folder` in a fixed order; a link back to a folder above is not followed."""
+def _listed(folder: Path) -> Iterator[str]:
+    """What `walk` finds, telling on the way how much that is."""
+    with progress("Listing images", None, "images") as advance:
+        for name in walk(folder):
+            yield name
+            advance(1)
+
+
+def walk(folder: Path | str, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
+    """Paths of the images and arrays below `folder` in a fixed order; a link back to a folder above is not followed."""
     found = os.stat(folder)
     if (found.st_dev, found.st_ino) in above:
         return
     above |= {(found.st_dev, found.st_ino)}
     for entry in _entries(folder):
         if entry.is_dir():
-            yield from (f"{entry.name}/{name}" for name in _walk(entry.path, above))
-        elif is_image(entry.name):
+            yield from (f"{entry.name}/{name}" for name in walk(entry.path, above))
+        elif is_image(entry.name) or is_array(entry.name):
             yield entry.name
 
 

@@ -2,34 +2,71 @@
 
 import logging
 import os
+import re
 from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 
 import numpy as np
 
 from momentum2.data.dataset import Ints
-from momentum2.data.images import SUFFIXES
+from momentum2.data.images import ARRAY_SUFFIXES, SUFFIXES
 from momentum2.errors import UserError
 
 #: Folder names that divide a data set rather than name a class.
 SPLITS = ("train", "val", "valid", "validation", "test", "unlabeled")
+_WORDS = {**{word: word for word in reversed(SPLITS)}, "training": "train", "testing": "test"}
 
 
 def is_image(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
+def is_array(name: str) -> bool:
+    return name.lower().endswith(ARRAY_SUFFIXES)
+
+
+def images_among(names: Iterable[str], where: str) -> list[str]:
+    """The names of image files; arrays (.npy, .dcm) are images where there are no others."""
+    names = list(names)
+    images = [name for name in names if is_image(name)]
+    arrays = [] if len(images) == len(names) else [name for name in names if is_array(name)]
+    if images and arrays:
+        _say_once(
+            f"Using the {len(images):,} image files in {where}; ignoring {len(arrays):,} arrays (.npy, .dcm)."
+        )
+    return images or arrays
+
+
 def is_hidden(name: str) -> bool:
     return name.startswith(".") or name == "__MACOSX"
 
 
+def split_word(folder: str) -> str | None:
+    """The split that a folder is, such as train for train, train2017 or Train_2; None for others."""
+    found = re.fullmatch(rf"({'|'.join(_WORDS)})(?:[-_ ]?\d+)*", folder, re.IGNORECASE)
+    return None if found is None else _WORDS[found[1].lower()]
+
+
+def split_in(name: str) -> str | None:
+    """The split that the path of a shard says, such as train for train-0001.tar, x_train_01.tar and train/01.tar."""
+    found = re.search(rf"(?:^|[-_./])({'|'.join(_WORDS)})(?=[-_./]|\d|$)", name, re.IGNORECASE)
+    return None if found is None else _WORDS[found[1].lower()]
+
+
 def choose_split(folders: Collection[str], split: str, where: str) -> str:
     """The folder of `split`; "" for the whole, which is what "train" means where nothing is split."""
-    if split in folders:
-        if beside := sorted(set(folders) - set(SPLITS)):
-            _say_once(f'Using only the "{split}" folder of {where}; ignoring {", ".join(beside)}.')
-        return split
-    splits = sorted(set(folders) & set(SPLITS))
+    fitting = [split] if split in folders else sorted(f for f in folders if split_word(f) == split)
+    if len(fitting) > 1:
+        raise UserError(
+            f"{where} has several folders for split {split!r}: {', '.join(fitting)}. Set split to one of them."
+        )
+    if fitting:
+        if beside := sorted(
+            folder for folder in folders if split_word(folder) is None and folder != fitting[0]
+        ):
+            _say_once(f'Using only the "{fitting[0]}" folder of {where}; ignoring {", ".join(beside)}.')
+        return fitting[0]
+    splits = sorted(folder for folder in folders if split_word(folder))
     if split == "train" and not splits:
         return ""
     if splits:
@@ -56,3 +93,16 @@ def labels_from_folders(names: Sequence[str], classes: Iterable[str]) -> tuple[I
         return None, None
     numbers = {name: number for number, name in enumerate(class_names)}
     return np.array([numbers[first] for first in firsts], np.int64), class_names
+
+
+def labels_from_words(words: Sequence[str], chosen: Ints, where: str) -> tuple[Ints | None, list[str] | None]:
+    """Labels of the `chosen` ones of all images, by words or numbers ("" for none); one numbering for all of them."""
+    ours = [words[i] for i in chosen.tolist()]
+    if not any(ours):
+        return None, None
+    if not all(ours):
+        raise UserError(f"Some images of {where} have a label and some do not. Label all of them or none.")
+    every = set(words) - {""}
+    classes = sorted(every, key=int) if all(word.isdecimal() for word in every) else sorted(every)
+    numbers = {name: number for number, name in enumerate(classes)}
+    return np.array([numbers[word] for word in ours], np.int64), classes

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from momentum2.augment import Draws, ViewSpec, draw_at
+from momentum2.config import ExactOrder
 from momentum2.data.assemble import Assemble, Done, Images, Job
 from momentum2.data.bad_images import report_bad
 from momentum2.data.dataset import Dataset, Ints
@@ -37,8 +38,8 @@ class Batch:
 
     Attributes:
         step: The optimizer step, or the number of the batch in an evaluation.
-        images: uint8 on the device, as `augment.render` takes them: whole images (n, 3, H, W), or for each
-            view its crops (n, 3, size, size).
+        images: uint8 on the device, as `augment.render` takes them: whole images (n, channels, H, W), or for each
+            view its crops (n, channels, size, size).
         draws: For each view the random decisions, on the CPU.
         labels: int64 (n,) on the device, or None.
         indices: int64 (n,) on the CPU: which images these are.
@@ -76,6 +77,7 @@ class Loader:
         dataset: The images.
         specs: The views, for their draws and crops.
         seed: Of order and draws.
+        order: How the images are shuffled.
         batch_size: Samples per step over all processes.
         accumulate: Micro-batches that the global batch is cut into.
         rank: Which consecutive part of each micro-batch is ours ...
@@ -104,6 +106,7 @@ class Loader:
         workers: int = 0,
         bad_images: Path | None = None,
         timeout: float = 300.0,
+        order: ExactOrder = "exact",
     ) -> None:
         steps_per_epoch(len(dataset), batch_size)  # refuses a batch that is too large
         if batch_size % (world * accumulate):
@@ -113,7 +116,7 @@ class Loader:
                 f"Choose a multiple of {world * accumulate}.",
             )
         self.steps = range(start, stop)
-        self._dataset, self._seed, self._batch_size = dataset, seed, batch_size
+        self._dataset, self._seed, self._batch_size, self._order = dataset, seed, batch_size, order
         self._places = own_places(batch_size, accumulate, rank, world)
         local = batch_size // world
         task = Assemble(dataset, specs, seed, count=batch_size, local=local)
@@ -140,7 +143,7 @@ class Loader:
 
     def _plan(self) -> Iterator["_Part"]:
         for step in self.steps:
-            batch = batch_indices(len(self._dataset), self._seed, step, self._batch_size)
+            batch = batch_indices(len(self._dataset), self._seed, step, self._batch_size, self._order)
             yield _Part(step, self._places, batch[self._places])
 
 
@@ -190,7 +193,7 @@ class _Part(NamedTuple):
 
 
 class _Host(NamedTuple):
-    """A batch in (pinned) memory of the host; images are (n, height, width, 3)."""
+    """A batch in (pinned) memory of the host; images are (n, height, width, channels)."""
 
     step: int
     images: list[Tensor]

@@ -1,7 +1,9 @@
 """From a config section to a data set."""
 
+import os
 import re
 import zlib
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -9,17 +11,25 @@ from statistics import median
 
 import numpy as np
 
-from momentum2.config import DataConfig
+from momentum2.config import DataConfig, DataName
 from momentum2.data import shapes
 from momentum2.data.archive import open_archive
 from momentum2.data.binary import open_cifar, open_stl10
 from momentum2.data.cache import locked, packed
+from momentum2.data.columns import has_header, has_images, open_table
 from momentum2.data.dataset import Dataset, FixedSize, Ints, Subset
-from momentum2.data.folders import open_folder, open_imagenet, open_list
+from momentum2.data.folders import open_folder, open_imagenet, open_list, subfolders, walk
+from momentum2.data.hub import open_hf
 from momentum2.data.images import BadImage, Pixels
+from momentum2.data.layout import split_word
+from momentum2.data.looking import check_reading, reading_of, some_pictures
+from momentum2.data.remote import check_url, fetch, is_remote
 from momentum2.data.sampler import seeded_subset
+from momentum2.data.shards import find_shards, open_shards
 from momentum2.errors import SettingError, UserError
 
+#: What a folder without images is, by the files in it.
+_KINDS: dict[DataName, str] = {"shards": "*.tar", "hf": "*.parquet", "table": "*.csv"}
 #: Number of images of `shapes` in each split.
 SHAPES = {"train": 20_000, "test": 4_000}
 
@@ -59,10 +69,11 @@ def open_dataset(data: DataConfig, split: str | None = None, seed: int = 0) -> D
         seed: Of the order from which `data.train_size` takes its images (it concerns `data.split` only).
     """
     part = data.split if split is None else split
-    if data.download:
+    if data.download and data.name != "hf":
         _download(data)
     share = re.fullmatch(r"(-?)(\d{1,2})%", part)
-    dataset = _open(data, "train" if share else part)
+    dataset = open_unchecked(data, "train" if share else part)
+    check_reading(dataset)
     if share:
         dataset = Subset(dataset, _share(len(dataset), int(share[2]), last=bool(share[1])))
     if data.train_size is not None and part == data.split:
@@ -77,6 +88,18 @@ def open_dataset(data: DataConfig, split: str | None = None, seed: int = 0) -> D
     return dataset
 
 
+def open_unchecked(data: DataConfig, split: str) -> Dataset:
+    """The images of one split, whatever values they have; nobody has looked at any of them."""
+    dataset = _open(data, split)
+    if isinstance(dataset, FixedSize) and data.channels != dataset.channels:
+        raise SettingError(
+            "data.channels",
+            f'is {data.channels}, but the images of "{data.name}" have {dataset.channels}. Leave it out.',
+        )
+    dataset.reading = reading_of(data)
+    return dataset
+
+
 def _share(length: int, percent: int, last: bool) -> Ints:
     """The first or last `percent` of one fixed shuffled order: the first 80 and the last 20 never overlap."""
     first = seeded_subset(length, 0, round(length * (100 - percent if last else percent) / 100))
@@ -86,6 +109,12 @@ def _share(length: int, percent: int, last: bool) -> Ints:
 def _open(data: DataConfig, split: str) -> Dataset:
     if data.name == "shapes":
         return Shapes(split, data.image_size)
+    if data.name in ("shards", "hf", "archive") and data.root and is_remote(data.root):
+        return _open_fetched(data, split, fetch(data.root, data.cache_dir))
+    if data.name == "hf":
+        return open_hf(data, split)
+    if data.name == "shards" and data.root:
+        return open_shards(find_shards(data.root), data.root, split, data.cache_dir)
     root = _root(data)
     match data.name:
         case "folder":
@@ -96,6 +125,8 @@ def _open(data: DataConfig, split: str) -> Dataset:
             return open_archive(root, split)
         case "list":
             return open_list(root, split)
+        case "table":
+            return open_table(root, split, data.image_column, data.label_column)
         case "cifar10" | "cifar100":
             return open_cifar(root, split, 10 if data.name == "cifar10" else 100)
         case "stl10":
@@ -103,11 +134,32 @@ def _open(data: DataConfig, split: str) -> Dataset:
     raise SettingError("data.name", "is not set. Choose a data set, and set root to its folder or file.")
 
 
+def _open_fetched(data: DataConfig, split: str, files: list[Path]) -> Dataset:
+    """What was fetched, as if it had been here."""
+    if data.name == "shards":
+        return open_shards(files, data.root or "", split, data.cache_dir)
+    if data.name == "hf":
+        folder = str(files[0]) if len(files) == 1 else os.path.commonpath([file.parent for file in files])
+        return open_hf(replace(data, root=folder), split)
+    if len(files) > 1:
+        raise SettingError(
+            "data.root", f'{data.root} is {len(files)} archives. Several are read by the data set "shards".'
+        )
+    return open_archive(files[0], split)
+
+
 def _root(data: DataConfig) -> Path:
     if data.root is None and data.name != "none":
         raise SettingError("data.root", f'is required for the data set "{data.name}".')
     if data.root == "":
         raise SettingError("data.root", "is empty. Set it to the folder or file of the images.")
+    if is_remote(data.root):
+        check_url(data.root)
+        raise SettingError(
+            "data.root",
+            f'{data.root} is a URL, which the data set "{data.name}" cannot read. Pack the images into .tar files, and '
+            'set name to "shards".',
+        )
     root = Path(data.root or ".").expanduser()
     if not root.exists():
         raise SettingError("data.root", f"{root} does not exist.")
@@ -143,26 +195,61 @@ def _download(data: DataConfig) -> None:
 def typical_size(dataset: Dataset) -> int:
     """The usual crop size that suits the median short side of (up to 64 of) the images."""
     sides = []
-    for i in np.linspace(0, len(dataset) - 1, min(64, len(dataset))).astype(int):
-        try:
-            sides.append(min(dataset.picture(int(i)).size))
-        except BadImage:
-            continue  # named when it is read in training
+    for _, picture in some_pictures(dataset):
+        with suppress(BadImage):  # named when it is read in training
+            sides.append(min(picture.size))
     side = median(sides) if sides else 224
     return next((size for size in (32, 64, 96, 128, 160) if side < size * 1.4), 224)
 
 
+def test_split_of(data: DataConfig) -> str | None:
+    """The part of the images that is meant for testing, if there is one: `data.test_split`, or what is called val."""
+    for split in dict.fromkeys((data.test_split, "test", "val", "validation", "valid")):
+        with suppress(UserError):
+            open_unchecked(data, split)
+            return split
+    return None
+
+
 def find_data(source: str, data: DataConfig) -> DataConfig:
-    """`data` with the kind and root of `source`: shapes, a folder, an archive or a list file."""
-    path = Path(source)
-    if not source or (source != "shapes" and not path.exists()):
-        missing = f"{source} does not exist. " if source else ""
-        raise UserError(f'{missing}Pass a folder of images, an archive, a list file, or "shapes".')
-    test_split = "val" if (path / "val").is_dir() and not (path / "test").is_dir() else "test"
-    root = None if source == "shapes" else source
-    data = replace(data, root=root, split="train", test_split=test_split, train_size=None)
+    """`data` with the kind and root of `source`: shapes, a folder, an archive, a list, a table, shards or a URL."""
     if source == "shapes":
-        return replace(data, name="shapes")
+        return replace(data, name="shapes", root=None, split="train", test_split="test", train_size=None)
+    check_url(source)
+    path = Path(source)
+    if not source or not (is_remote(source) or path.exists() or source.endswith(".tar")):
+        missing = f"{source} does not exist. " if source else ""
+        raise UserError(
+            f'{missing}Pass a folder of images, an archive, a list, a table, shards, a URL of them, or "shapes".'
+        )
+    kind = _kind_of(source)
+    data = replace(data, name=kind, root=source, split="train", test_split="test", train_size=None)
+    if kind == "folder":
+        folders = [split_word(name) for name in subfolders(path)]
+        if "test" not in folders and "val" in folders:
+            data = replace(data, test_split="val")
+    elif kind not in ("list", "archive"):
+        data = replace(data, test_split=test_split_of(data) or "test")
+    return data
+
+
+def _kind_of(source: str) -> DataName:
+    path, suffix = Path(source), Path(source).suffix
+    if is_remote(source):
+        return "archive" if suffix == ".zip" else "hf" if suffix == ".parquet" else "shards"
     if path.is_dir():
-        return replace(data, name="folder")
-    return replace(data, name="list" if path.suffix in (".txt", ".lst", ".tsv") else "archive")
+        if any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
+            return "hf"
+        if next(walk(path), None) is not None:
+            return "folder"
+        for kind, pattern in _KINDS.items():
+            if next(path.rglob(pattern), None) is not None:
+                return kind
+        return "folder"
+    if suffix == ".parquet":
+        return "hf" if has_images(path) else "table"
+    if suffix == ".csv" or (suffix == ".tsv" and has_header(path)):
+        return "table"
+    if suffix in (".txt", ".lst", ".tsv"):
+        return "list"
+    return "archive" if path.is_file() else "shards"

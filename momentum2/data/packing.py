@@ -1,6 +1,6 @@
 """Making a cache of decoded images.
 
-It is a folder with `pixels.bin` (the images one after another, uint8, height x width x 3), `index.npy` (for
+It is a folder with `pixels.bin` (the images one after another, uint8, height x width x channels), `index.npy` (for
 each its first byte, height and width) and `manifest.json` (what could not be read, and why). It is made under
 another name and then renamed, so a folder under its own name is whole. Nothing in it is a pickle.
 """
@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.images import BadImage, Pixels
 from momentum2.data.workers import Workers
 from momentum2.files import whole_folder
 from momentum2.machine import allowed_cores
-from momentum2.terminal import has_bars
+from momentum2.terminal import has_bars, progress
 
 log = logging.getLogger("momentum2")
 
@@ -75,13 +73,13 @@ def pack(dataset: Dataset, folder: Path, estimate: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)  # if it is corrupt
     with whole_folder(folder, f"{folder.name}.building") as building:
         with (building / "pixels.bin").open("wb") as file, _results(dataset, jobs, estimate) as results:
-            index, bad = _write(results, file)
+            index, bad = _write(results, file, dataset.channels)
         np.save(building / "index.npy", index, allow_pickle=False)
         manifest = {"bytes": int((building / "pixels.bin").stat().st_size), "bad": bad}
         (building / "manifest.json").write_text(json.dumps(manifest, indent=1))
 
 
-def _write(results: Iterator[_Decoded], file: BinaryIO) -> tuple[Ints, dict[int, str]]:
+def _write(results: Iterator[_Decoded], file: BinaryIO, channels: int) -> tuple[Ints, dict[int, str]]:
     sizes: list[tuple[int, int]] = []
     bad: dict[int, str] = {}
     for done in results:
@@ -89,7 +87,7 @@ def _write(results: Iterator[_Decoded], file: BinaryIO) -> tuple[Ints, dict[int,
         sizes += done.sizes
         bad |= done.bad
     shapes = np.array(sizes, np.int64).reshape(-1, 2)
-    lengths = shapes.prod(1) * 3
+    lengths = shapes.prod(1) * channels
     return np.column_stack([np.cumsum(lengths) - lengths, shapes]), bad
 
 
@@ -108,17 +106,9 @@ def _results(dataset: Dataset, jobs: list[range], estimate: int) -> Iterator[Ite
 
 
 def _shown(results: Iterator[_Decoded], total: int) -> Iterator[_Decoded]:
-    console = Console(stderr=True)
     if not has_bars():
         log.info("Decoding %s images into a cache", f"{total:,}")
-    columns = (
-        TextColumn("Decoding images into a cache"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not has_bars(), transient=True) as progress:
-        bar = progress.add_task("", total=total)
+    with progress("Decoding images into a cache", total, "images") as advance:
         for done in results:
             yield done
-            progress.advance(bar, len(done.sizes))
+            advance(len(done.sizes))

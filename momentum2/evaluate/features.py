@@ -1,13 +1,11 @@
 """Features of a whole data set: every image once, in order, on any number of processes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from momentum2 import distributed
@@ -16,7 +14,7 @@ from momentum2.backbones import Encoder
 from momentum2.config import Precision
 from momentum2.data import Batch, Dataset, iterate
 from momentum2.seeds import derive
-from momentum2.terminal import has_bars
+from momentum2.terminal import progress
 from momentum2.training.device import use_bf16
 
 
@@ -58,7 +56,7 @@ def extract(
     read = iterate(dataset, spec, batch_size, indices=ours, device=device, workers=workers)
     bf16 = torch.autocast(device.type, torch.bfloat16, enabled=use_bf16(precision, device))
     features, kept, n = torch.empty(len(dataset), encoder.feature_dim), list[Tensor](), 0
-    with evaluating(encoder), _progress(len(dataset)) as advance:
+    with evaluating(encoder), progress("Computing features", len(dataset), "images") as advance:
         for _ in range(0, len(batches), world):
             batch = next(read, None)  # none where others have the last batches
             x, indices = torch.empty(0, encoder.feature_dim, device=device), torch.empty(0, dtype=torch.int64)
@@ -110,14 +108,3 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for m, mode in modes:
             m.training = mode
-
-
-@contextmanager
-def _progress(images: int) -> Iterator[Callable[[int], None]]:
-    """A bar on the terminal of the main process, gone when it is done."""
-    console = Console(stderr=True)
-    columns = (TextColumn("features"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    shown = has_bars() and distributed.is_main()
-    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
-        task = progress.add_task("", total=images)
-        yield lambda count: progress.advance(task, count)

@@ -23,10 +23,10 @@ _CALIBRATION = 10_000  # images that give a random network its BN statistics
 class Pixels(Encoder):
     """The view itself as features, larger ones averaged down to 32×32."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, channels: int = 3) -> None:
         super().__init__()
         self.side = min(size, _LARGEST)
-        self.feature_dim = 3 * self.side**2
+        self.feature_dim = channels * self.side**2
 
     def forward(self, x: Tensor) -> Tensor:
         return F.adaptive_avg_pool2d(x, self.side).flatten(1)
@@ -38,7 +38,7 @@ def random_encoder(
     """The same architecture with initial weights, whose BN statistics are those of the data: a fair floor."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "random initialisation"))  # a part of the seed, so its spelling stays
-        encoder = backbones.build(card.backbone, card.stem, card.width)
+        encoder = backbones.build(card.backbone, card.stem, card.width, channels=card.channels)
     encoder.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     some = shuffled_views(dataset, spec, seed=seed, limit=_CALIBRATION, device=device, workers=workers)
     recalibrate(encoder, some)

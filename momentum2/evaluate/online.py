@@ -5,7 +5,7 @@ import copy
 import torch
 
 from momentum2 import distributed
-from momentum2.augment import view_specs
+from momentum2.augment import Normalization, view_specs
 from momentum2.backbones import Encoder
 from momentum2.config import Config, Network, ViewsConfig
 from momentum2.data import Dataset, open_dataset
@@ -33,7 +33,7 @@ def online_knn(config: Config) -> Score | None:
     for part in (train, test):
         part.max_bad_fraction = 1.0
     classes = 1 + int(max(train.labels.max(), test.labels.max()))
-    spec = view_specs(ViewsConfig("evaluation"), data.image_size)[0]
+    spec = view_specs(ViewsConfig("evaluation"), data.image_size, Normalization.of(config.data))[0]
 
     def features(encoder: Encoder, dataset: Dataset, device: torch.device) -> Features:
         precision, batch = config.train.precision, min(config.train.batch_size, 256)

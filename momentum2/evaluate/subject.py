@@ -150,7 +150,7 @@ class Subject:
 
     def floor(self, weights: Literal["random", "pixels"]) -> tuple[str, Encoder]:
         if weights == "pixels":
-            return PIXELS, Pixels(self.spec.size)
+            return PIXELS, Pixels(self.spec.size, self.card.channels)
         o = self.options
         return RANDOM, random_encoder(self.card, self.images, self.spec, o.seed, self.device, o.data.workers)
 
@@ -196,11 +196,18 @@ def open_subject(
         network = cast(Encoder, loaded.encoder)
         network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         path, card = Path(source), loaded.card
+        options = replace(options, data=_as_seen(options.data, card))
         subject = Subject(network, _name(path, card), card, _directory(path), options, device)
         if options.weights != "given":
             name, floor = subject.floor(options.weights)
             subject = replace(subject, encoder=floor, name=name)
         yield subject
+
+
+def _as_seen(data: DataConfig, card: EncoderCard) -> DataConfig:
+    """`data` read as the encoder has to see it; a window of other data, if one is given, stays."""
+    seen = card.as_seen(data)
+    return seen if data.window is None else replace(seen, window=data.window)
 
 
 def check_labels(train: Dataset, test: Dataset) -> Labeled:

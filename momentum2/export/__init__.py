@@ -78,7 +78,7 @@ def _views(images: Path, card: EncoderCard, batch_size: int = 64) -> Iterator[Te
     """The images as evaluations show them, shuffled, because a folder has them class by class."""
     name: DataName = "folder" if images.is_dir() else "archive"
     with called({"data.root": "recalibrate"}):
-        dataset = open_dataset(DataConfig(name, str(images), cache="off"))
+        dataset = open_dataset(card.as_seen(DataConfig(name, str(images), cache="off")))
     if len(dataset) < 2:
         raise SettingError(
             "recalibrate", f"{images} has {len(dataset)} image, but batch norm needs at least 2."

@@ -46,11 +46,14 @@ def _facts(card: EncoderCard, run: Path | None, license: str, recalibrated: str 
     planned = plan.read_text(encoding="utf-8").splitlines() if plan and plan.is_file() else []
     data = next((line.split(maxsplit=1)[1] for line in planned if line.startswith("data ")), None)
     side = round(card.image_size / card.crop)
+    kind = {1: "gray", 3: "RGB"}.get(card.channels, f"{card.channels} channels")
+    window = f", values of more than 8 bits by the window {list(card.window)}" if card.window else ""
     facts = {
         "network": f"{card.backbone}, stem {card.stem}, width {card.width:g}, without classifier",
         "output": f"{card.feature_dim} pooled features",
-        "input": f"RGB, {card.image_size} × {card.image_size}: shorter side to {side} ({card.interpolation}, "
-        f"antialiased), center, scaled to [0, 1], minus {list(card.mean)}, divided by {list(card.std)}",
+        "input": f"{kind}, {card.image_size} × {card.image_size}{window}: shorter side to {side} "
+        f"({card.interpolation}, antialiased), center, scaled to [0, 1], minus {list(card.mean)}, "
+        f"divided by {list(card.std)}",
         "origin": origin,
         "training data": data or card.data or "unknown",
         "license": license,

@@ -24,12 +24,13 @@ class Target(NamedTuple):
 def preprocessing(card: EncoderCard) -> dict[str, Any]:
     """What is done to an image before the network sees it, in the words of timm's data configs."""
     return {
-        "input_size": [3, card.image_size, card.image_size],
+        "input_size": [card.channels, card.image_size, card.image_size],
         "interpolation": card.interpolation,
         "mean": list(card.mean),
         "std": list(card.std),
         "crop_pct": card.crop,
         "crop_mode": "center",
+        **({} if card.window is None else {"window": list(card.window)}),
     }
 
 
@@ -49,6 +50,10 @@ def require_resnet(card: EncoderCard, tool: str) -> None:
 
 def require_usual(card: EncoderCard, tool: str, any_width: bool = False) -> None:
     """Refuse a stem or a width that `tool` does not build."""
+    if card.channels != 3:
+        raise UserError(
+            f"{tool} takes images of three channels, and this {card.backbone} has {card.channels}. Export to onnx."
+        )
     unusual, settings = [], []
     if card.stem != "imagenet":
         unusual, settings = [f"with the 3x3 stem {card.stem}"], ["model.stem imagenet"]

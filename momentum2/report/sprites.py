@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from PIL import Image, ImageOps
 
 from momentum2.data import Dataset
-from momentum2.data.images import Array, Picture
+from momentum2.data.images import Array, Picture, visible
 
 #: Thumbnails in a row, and rows, of one sprite.
 COLUMNS = 16
@@ -42,7 +42,7 @@ def _draw(thumbnails: Iterator[Image.Image], count: int, side: int) -> bytes:
 def _thumbnails(dataset: Dataset, indices: Sequence[int], side: int) -> Iterator[Image.Image]:
     def small(picture: Picture) -> Image.Image:
         reduce = next((r for r in (8, 4, 2) if min(picture.size) >= r * side), 1)
-        return ImageOps.fit(Image.fromarray(picture.pixels(reduce)), (side, side))
+        return ImageOps.fit(Image.fromarray(visible(picture.pixels(reduce))), (side, side))
 
     if dataset.fixed_size is not None:  # then many at a time are quicker, and small
         return (small(Array(pixels)) for pixels in dataset.read(indices))

@@ -36,6 +36,8 @@ Resume = Literal["auto", "never", "must"]
 
 
 _DAY = 24 * 3600.0  # seconds
+#: Settings without which a run of an earlier version may not go on: it stretched images of more than 8 bits by itself.
+_ADDED = frozenset({"data.window", "eval_data.window"})
 _HELD: set[Path] = set()
 _HELD_LOCK = threading.Lock()
 
@@ -173,12 +175,13 @@ def _check_resume(run: OpenRun, config: RunConfig, resume: Resume, idle: frozens
 
 def check_config(out: Path, config: RunConfig, idle: frozenset[str] = frozenset()) -> None:
     """Raise a `UserError` if the run in `out` has other settings that decide what is computed."""
-    now = _flat(asdict(config))
+    now, written = _flat(asdict(config)), _read_config(out)
     before = _flat(asdict(from_file(type(config)(), out / CONFIG, _world(out))))
     differing = [
         f"{name} was {before.get(name)}, now {now.get(name)}"
         for name in sorted(before.keys() | now.keys())
-        if before.get(name) != now.get(name) and not (_may_change(name) or name in idle)
+        if before.get(name) != now.get(name)
+        and not (_may_change(name) or name in idle or (name in _ADDED and name not in written))
     ]
     if differing:
         raise UserError(
@@ -186,7 +189,7 @@ def check_config(out: Path, config: RunConfig, idle: frozenset[str] = frozenset(
             "another run directory."
         )
     state = _newest_state(out)
-    reason = inexact(_read_config(out), state["world"]) if state and "format" not in state else None
+    reason = inexact(written, state["world"]) if state and "format" not in state else None
     if reason:
         raise UserError(
             f"{out} was started with an earlier version and cannot be resumed as it began ({reason}). Choose "

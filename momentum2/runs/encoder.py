@@ -15,8 +15,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from momentum2 import __version__, backbones
-from momentum2.augment import ViewSpec, view_specs
-from momentum2.config import OWN, Config, Network, Stem, ViewsConfig
+from momentum2.augment import Normalization, ViewSpec, view_specs
+from momentum2.config import OWN, Config, DataConfig, Network, Stem, ViewsConfig
+from momentum2.data.images import Reading
+from momentum2.data.looking import reading_of
 from momentum2.errors import SettingError, UserError
 from momentum2.files import write_whole
 from momentum2.runs.checkpoint import Checkpoints, Damaged, parse_tensors, read_files
@@ -43,7 +45,8 @@ class EncoderCard:
     """What an encoder is, what it wants to see and where it comes from.
 
     `crop` is the side of the central square that is shown to it, as a share of an image's shorter side.
-    `network`, `method`, `step` and `data` are None where they are unknown, as in files from elsewhere.
+    `network`, `method`, `step` and `data` are None where they are unknown, as in files from elsewhere. `window` is what
+    images of more than 8 bits were read with.
     """
 
     backbone: str
@@ -51,8 +54,8 @@ class EncoderCard:
     width: float
     feature_dim: int
     image_size: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
     crop: float
     interpolation: Literal["bilinear"] = "bilinear"
     network: Network | None = None
@@ -60,24 +63,32 @@ class EncoderCard:
     step: int | None = None
     data: str | None = None
     version: str = __version__
+    window: tuple[float, ...] | None = None
 
     @classmethod
     def of_run(cls, config: Config, feature_dim: int, network: Network, step: int) -> Self:
         """The card of an encoder that was trained with `config` for `step` steps."""
-        model, size = config.model, config.data.image_size
+        model, data = config.model, config.data
         architecture = Architecture(model.backbone, model.stem, model.width)
         return replace(
-            cls.of_foreign(architecture, feature_dim, size),
+            cls.of_foreign(architecture, feature_dim, data.image_size, Normalization.of(data)),
             network=network,
             method=config.method.name,
             step=step,
-            data=config.data.name,
+            data=data.name,
+            window=reading_of(data).window,
         )
 
     @classmethod
-    def of_foreign(cls, architecture: Architecture, feature_dim: int, image_size: int = 224) -> Self:
+    def of_foreign(
+        cls,
+        architecture: Architecture,
+        feature_dim: int,
+        image_size: int = 224,
+        normalization: Normalization | None = None,
+    ) -> Self:
         """The card of an encoder of which only the architecture is known."""
-        view = view_specs(ViewsConfig(recipe="evaluation"), image_size)[0]
+        view = view_specs(ViewsConfig(recipe="evaluation"), image_size, normalization)[0]
         assert view.center is not None
         return cls(*architecture, feature_dim, image_size, view.mean, view.std, view.center)
 
@@ -90,17 +101,37 @@ class EncoderCard:
         """What is done to an image before the encoder sees it."""
         return ViewSpec(self.image_size, center=self.crop, flip_p=0.0, mean=self.mean, std=self.std)
 
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    @property
+    def reading(self) -> Reading:
+        """How the values of an image become pixels."""
+        return Reading(self.channels, self.window)
+
+    def as_seen(self, data: DataConfig) -> DataConfig:
+        """`data` with its images read and normalized as the encoder has to see them."""
+        return replace(
+            data,
+            channels=self.channels,
+            window=None if self.window is None else list(self.window),
+            mean=list(self.mean),
+            std=list(self.std),
+        )
+
     def to_metadata(self) -> dict[str, str]:
         return {"format": "pt", _CARD: json.dumps(asdict(self))}
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Self:
         values = json.loads(metadata[_CARD])
-        return cls(**values | {"mean": tuple(values["mean"]), "std": tuple(values["std"])})
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(**values | lists)
 
 
 class LoadedEncoder(nn.Module):
-    """An encoder in evaluation mode: (n, 3, S, S), as `preprocess` makes them, to (n, feature_dim) features.
+    """An encoder in evaluation mode: (n, channels, S, S), as `preprocess` makes them, to (n, feature_dim) features.
 
     `encoder` is the network itself, whose state dict has torchvision's names without the classifier.
     """
@@ -110,7 +141,7 @@ class LoadedEncoder(nn.Module):
         self.encoder = encoder
         self.card = card
         self.feature_dim = card.feature_dim
-        self.preprocess = Preprocess(card.view)
+        self.preprocess = Preprocess(card.view, card.reading)
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -190,7 +221,8 @@ def _from_own_file(
     state = read_state(path)
     if _checksum(state) != checksum:
         raise UserError(f"{path} is corrupt: its tensors are not those that were written. Copy it again.")
-    return LoadedEncoder(_encoder(path, card.architecture, state, given, card.image_size), card)
+    encoder = _encoder(path, card.architecture, state, given, card.image_size, card.channels)
+    return LoadedEncoder(encoder, card)
 
 
 def _from_foreign_file(
@@ -241,7 +273,8 @@ def _from_checkpoint(path: Path, network: Network | None, given: nn.Module | Non
         found = {key.removeprefix(full): t for key, t in tensors.items() if key.startswith(full)}
         if found and network in (None, name):
             architecture = Architecture(model.backbone, model.stem, model.width)
-            encoder = _encoder(path, architecture, found, given, config.data.image_size)
+            data = config.data
+            encoder = _encoder(path, architecture, found, given, data.image_size, data.channels)
             card = EncoderCard.of_run(config, encoder.feature_dim, name, state["step"])
             return LoadedEncoder(encoder, card)
     raise SettingError(
@@ -255,16 +288,17 @@ def _encoder(
     state: Mapping[str, Tensor],
     given: nn.Module | None,
     image_size: int,
+    channels: int,
 ) -> backbones.Encoder:
     if given is not None:
-        encoder = backbones.with_feature_dim(copy.deepcopy(given), image_size)
+        encoder = backbones.with_feature_dim(copy.deepcopy(given), image_size, channels)
     elif architecture.backbone == OWN:
         raise UserError(
             f"{path} contains the weights of a custom network, which can only be passed from Python: "
             f"load_encoder({str(path)!r}, encoder=...)."
         )
     else:
-        encoder = backbones.build(*architecture)
+        encoder = backbones.build(*architecture, channels=channels)
     fill(encoder, state, path)
     return encoder
 

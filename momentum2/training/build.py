@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from momentum2 import backbones, distributed
-from momentum2.augment import view_specs
-from momentum2.config import Config, DataConfig, Network
+from momentum2.augment import Normalization, view_specs
+from momentum2.config import Config, DataConfig, ExactOrder, Network
 from momentum2.data import Dataset, Loader
 from momentum2.data.cache import Packed
+from momentum2.data.fingerprint import Fingerprint
 from momentum2.data.views import ViewBatches
 from momentum2.distributed.together import on_first
 from momentum2.methods import Method
@@ -32,9 +33,11 @@ def build_method(config: Config, plan: Plan, classes: int, encoder: nn.Module | 
     torch.manual_seed(derive(config.train.seed, "initial weights"))
     model = config.model
     if encoder is None:
-        f = backbones.build(model.backbone, model.stem, model.width, model.zero_init_residual)
+        f = backbones.build(
+            model.backbone, model.stem, model.width, model.zero_init_residual, config.data.channels
+        )
     else:
-        f = backbones.with_feature_dim(copy.deepcopy(encoder), config.data.image_size)
+        f = backbones.with_feature_dim(copy.deepcopy(encoder), config.data.image_size, config.data.channels)
     if model.weights:
         backbones.load_weights(f, model.weights)
     make = cast(Callable[..., Method], plan.method)  # every method that can be named takes these
@@ -62,9 +65,11 @@ def make_job(
     out: Path,
     device: torch.device,
     score: Score | None,
+    order: ExactOrder = "exact",
+    seen: Fingerprint | None = None,
 ) -> Job:
-    """The method and its augmented batches, as the loop takes them."""
-    specs = view_specs(config.views, config.data.image_size)
+    """The method and its augmented batches, as the loop takes them; `order` and `seen` of the images are kept."""
+    specs = view_specs(config.views, config.data.image_size, Normalization.of(config.data))
 
     def batches(start: int) -> ViewBatches:
         loader = Loader(
@@ -80,6 +85,7 @@ def make_job(
             device=device,
             workers=config.data.workers,
             bad_images=out / BAD_IMAGES,
+            order=order,
         )
         return ViewBatches(loader, specs)
 
@@ -101,6 +107,8 @@ def make_job(
             "images": len(dataset),
             "cached": isinstance(dataset, Packed),
             "encoders": _places(method),
+            "order": order,
+            **({} if seen is None else {"fingerprint": seen}),
         },
     )
 

@@ -1,7 +1,9 @@
 """Settings that cannot work, refused in one sentence before anything is opened or written."""
 
-from momentum2.augment import view_specs
+from momentum2.augment import Normalization, view_specs
 from momentum2.config import Config, OptimConfig
+from momentum2.data.looking import reading_of
+from momentum2.data.remote import check_url
 from momentum2.errors import SettingError
 from momentum2.methods import METHODS, Method
 from momentum2.settings import check as check_settings
@@ -26,7 +28,15 @@ def check(config: Config, kind: type[Method]) -> None:
         raise SettingError("train.batch_size", f"must be at least 2, not {config.train.batch_size}.")
     check_optim(config.optim)
     method, name = config.method, kind.__name__
-    views = len(view_specs(config.views, config.data.image_size))
+    views = len(view_specs(config.views, config.data.image_size, Normalization.of(config.data)))
+    reading_of(config.data)
+    check_url(config.data.root)
+    check_url(config.eval_data.root, "eval_data.root")
+    if config.eval_data.name != "none" and config.eval_data.channels != config.data.channels:
+        raise SettingError(
+            "eval_data.channels",
+            f"is {config.eval_data.channels}, but the network is trained on {config.data.channels} channels.",
+        )
     if views not in kind.views:
         one = len(kind.views) == 1
         wanted = (

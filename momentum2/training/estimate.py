@@ -8,14 +8,14 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from momentum2.augment import draw, render, view_specs
+from momentum2.augment import Normalization, draw, render, view_specs
 from momentum2.config import Config
 from momentum2.data import open_dataset
 from momentum2.machine import cpu_threads
 from momentum2.optim import build_optimizer
 from momentum2.training.build import build_method
 from momentum2.training.device import choose_device, keep_large_blocks, use_bf16
-from momentum2.training.plan import Plan, describe, resolve
+from momentum2.training.plan import Plan, describe, describe_images, resolve
 from momentum2.training.step import Stepper
 
 #: Training images of the data sets that are the same everywhere, for planning without having them.
@@ -31,7 +31,7 @@ KNOWN_IMAGES = {
 
 def planned(config: Config, images: int | None, processes: int, probe: bool) -> list[tuple[str, str]]:
     """The plan of `config` as (what, value) lines; `images` spares opening the data."""
-    classes = 1000
+    classes, known = 1000, list[tuple[str, str]]()
     if images is None and config.data.root is None:
         images = KNOWN_IMAGES.get((config.data.name, config.data.split))
         if images is not None and config.data.train_size:
@@ -39,8 +39,9 @@ def planned(config: Config, images: int | None, processes: int, probe: bool) -> 
     if images is None:
         dataset = open_dataset(replace(config.data, cache="off"), seed=config.train.seed)
         images, classes = len(dataset), len(dataset.class_names or ())
+        known = describe_images(config, dataset)
     plan = resolve(config, images, processes)
-    lines = describe(config, plan)
+    lines = [*describe(config, plan), *known]
     fixed, activations = memory_bytes(config, plan, classes)
     needs = f"{fixed / 1e9:.3g} GB for weights and optimizer, {activations / 1e9:.3g} GB for activations"
     lines.append(("memory", f"about {(fixed + activations) / 1e9:.3g} GB per process: {needs}"))
@@ -81,10 +82,9 @@ def memory_bytes(config: Config, plan: Plan, classes: int) -> tuple[int, int]:
             kept[storage._cdata] = storage.nbytes()
         return x
 
-    size = config.data.image_size
     views = [
-        torch.empty(plan.micro_batch, 3, s.size, s.size, device="meta")
-        for s in view_specs(config.views, size)
+        torch.empty(plan.micro_batch, config.data.channels, s.size, s.size, device="meta")
+        for s in view_specs(config.views, config.data.image_size)
     ]
     labels = torch.zeros(plan.micro_batch, dtype=torch.long, device="meta")
     device = choose_device(config.train.device)
@@ -117,9 +117,9 @@ def make_step(config: Config, plan: Plan, classes: int, device: torch.device) ->
     method.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = build_optimizer(method.train().named_parameters(), config.optim, lr=0.0)
     take_step = Stepper(method, optimizer, config.train, config.optim, device)
-    specs = view_specs(config.views, config.data.image_size)
+    specs = view_specs(config.views, config.data.image_size, Normalization.of(config.data))
     n, side = plan.micro_batch, config.data.image_size
-    images = torch.randint(0, 256, (n, 3, side, side), dtype=torch.uint8, device=device)
+    images = torch.randint(0, 256, (n, config.data.channels, side, side), dtype=torch.uint8, device=device)
     labels = torch.zeros(n, dtype=torch.long, device=device)
 
     def step(k: int) -> None:

@@ -1,14 +1,19 @@
 """What a config resolves to: steps, learning rate, momenta and group sizes, before anything is trained."""
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
+
 from momentum2.config import Config
-from momentum2.errors import SettingError
+from momentum2.data import Dataset, open_dataset
+from momentum2.errors import SettingError, UserError
 from momentum2.methods import Method
 from momentum2.schedules import Schedule, scaled_lr, scaled_weight_momentum
 from momentum2.training.checks import check, method_class
 
+_TOLD = 10  # classes that are named
 #: The norms whose statistics are those of a device.
 PER_DEVICE = frozenset({"local", "momentum", "shuffle"})
 
@@ -140,7 +145,7 @@ def describe(config: Config, plan: Plan) -> list[tuple[str, str]]:
     lines = [
         ("method", method.name if method.name != "own" else f"{plan.method.__name__} (own)"),
         ("backbone", f"{config.model.backbone}, {config.model.stem} stem, width {config.model.width:g}"),
-        ("data", f"{plan.images:,} images ({config.data.name}) at {config.data.image_size} px"),
+        ("data", _data(config, plan)),
         ("steps", f"{K:,} of {train.batch_size} images ({K / plan.steps_per_epoch:.4g} epochs, {samples})"),
         *([("devices", _devices(config, plan))] if per_device(config, plan.method) else []),
         ("processes", f"{plan.world}, {train.accumulate} micro-batch(es) of {plan.micro_batch} each"),
@@ -158,6 +163,40 @@ def describe(config: Config, plan: Plan) -> list[tuple[str, str]]:
     elif plan.method.has_teacher:
         lines.append(("teacher BN", f"{method.teacher_norm}, the student's running statistics"))
     return lines
+
+
+def describe_images(config: Config, images: Dataset) -> list[tuple[str, str]]:
+    """What is known of the images: their classes, and what a result on the test images has to beat."""
+    lines = [("labels", _classes(images))]
+    if config.eval_data.name != "none":
+        with suppress(UserError):  # said where they are needed
+            test = open_dataset(replace(config.eval_data, cache="off"), config.eval_data.test_split)
+            if test.labels is not None and len(test):
+                chance = np.bincount(test.labels).max() / len(test)
+                split = config.eval_data.test_split
+                lines.append(
+                    ("test", f"{len(test):,} images ({split}), chance {chance:.1%}: its largest class")
+                )
+    return lines
+
+
+def _classes(images: Dataset) -> str:
+    if images.labels is None or images.class_names is None:
+        return "none: the images are in no folders or columns that say classes"
+    names, counts = images.class_names, np.bincount(images.labels, minlength=len(images.class_names))
+    told = ", ".join(f"{name} {count:,}" for name, count in zip(names[:_TOLD], counts[:_TOLD], strict=True))
+    rest = counts[_TOLD:]
+    more = f" and {len(rest):,} more of {rest.min():,} to {rest.max():,} images" if len(rest) else ""
+    return f"{len(names):,} classes: {told}{more}"
+
+
+def _data(config: Config, plan: Plan) -> str:
+    data = config.data
+    said = f"{plan.images:,} images ({data.name}) at {data.image_size} px"
+    if data.channels == 3:
+        return said
+    count = f"{data.channels} channel{'s' * (data.channels != 1)}"
+    return f"{said}, {count}: hue, saturation and gray, which need three, are off"
 
 
 def _devices(config: Config, plan: Plan) -> str:

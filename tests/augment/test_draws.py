@@ -18,6 +18,9 @@ SPEC = ViewSpec(
     blur_p=0.5,
     blur_kernel=23,
     solarize_p=0.1,
+    vertical_flip_p=0.3,
+    rotate90_p=0.6,
+    channel_drop_p=0.15,
 )
 
 
@@ -53,6 +56,35 @@ def test_certain_and_impossible(name):
     for p in (0.0, 1.0):
         spec = ViewSpec(32, **{f"{other}_p": p for other in ("flip", "jitter", "gray", "blur", "solarize")})
         assert (getattr(draw(spec, 0, 0, 0, 1000), name) == bool(p)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "probability", "values"),
+    [("vertical", 0.3, [1]), ("turns", 0.6, [1, 2, 3]), ("dropped", 0.15, [0, 1, 2])],
+)
+def test_the_last_three_numbers(draws, name, probability, values):
+    found = getattr(draws, name).long()
+    for value in values:  # all alike, though one number decides both whether and which
+        share, p = (found == value).double().mean(), probability / len(values)
+        assert abs(share - p) < 4 * math.sqrt(p * (1 - p) / N)
+    off = draw(ViewSpec(32), 0, 0, 0, 1000)
+    assert (off.vertical == 0).all()
+    assert (off.turns == 0).all()
+    assert (off.dropped == -1).all()
+    on = draw(ViewSpec(32, vertical_flip_p=1.0, rotate90_p=1.0, channel_drop_p=1.0), 0, 0, 0, 1000)
+    assert on.vertical.all()
+    assert on.turns.min() == 1
+    assert on.dropped.min() == 0
+
+
+def test_new_operations_move_no_old_draw(draws):
+    """Each decision has its own number, so a run without them draws what it always drew."""
+    from dataclasses import replace
+
+    off = draw(replace(SPEC, vertical_flip_p=0.0, rotate90_p=0.0, channel_drop_p=0.0), 0, 0, 0, N)
+    for field in fields(Draws):
+        if field.name not in ("vertical", "turns", "dropped"):
+            assert torch.equal(getattr(off, field.name), getattr(draws, field.name)), field.name
 
 
 def test_ranges(draws):

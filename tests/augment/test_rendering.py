@@ -7,6 +7,7 @@ from torch import Tensor
 from momentum2._torchvision import torchvision
 from momentum2.augment import (
     Draws,
+    Normalization,
     ViewSpec,
     crop_boxes,
     draw,
@@ -15,7 +16,7 @@ from momentum2.augment import (
     resized_crop_one,
     view_specs,
 )
-from momentum2.config import ViewsConfig
+from momentum2.config import DataConfig, ViewsConfig
 
 F = torchvision.transforms.functional
 
@@ -30,6 +31,9 @@ def torchvision_view(image: Tensor, own: Draws, spec: ViewSpec) -> Tensor:
     view = F.resized_crop(image.float() / 255, *box, [spec.size, spec.size], antialias=True)
     if own.flip:
         view = F.hflip(view)
+    if own.vertical:
+        view = F.vflip(view)
+    view = view.rot90(int(own.turns), (1, 2))
     if own.jitter:
         functions = [F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue]
         for which in own.order[0].tolist():
@@ -40,7 +44,10 @@ def torchvision_view(image: Tensor, own: Draws, spec: ViewSpec) -> Tensor:
         view = F.gaussian_blur(view, [spec.blur_kernel] * 2, [float(own.sigma)] * 2)
     if own.solarize:
         view = F.solarize(view, 0.5)
-    return F.normalize(view, spec.mean, spec.std)
+    view = F.normalize(view, spec.mean, spec.std)
+    if own.dropped >= 0:
+        view[int(own.dropped)] = 0
+    return view
 
 
 @pytest.mark.parametrize(
@@ -141,3 +148,41 @@ def test_images_are_left_as_they_were(pictures):
     assert all(torch.equal(own.factors, old) for own, old in zip(draws, before[1], strict=True))
     render([images, images], draws, specs)
     assert torch.equal(images, before[0])
+
+
+def test_flips_turns_and_lost_channels_are_those_of_torchvision(pictures):
+    n = 24
+    views = ViewsConfig("moco_v2", vertical_flip=0.5, rotate90=0.7, channel_drop=0.5)
+    specs = view_specs(views, 32)
+    images = pictures(n, 40, 36)
+    draws = drawn(specs, n)
+    assert {*draws[0].turns.tolist()} == {0, 1, 2, 3}
+    for found, own, spec in zip(render(images, draws, specs), draws, specs, strict=True):
+        expected = torch.stack([torchvision_view(images[i], own[i : i + 1], spec) for i in range(n)])
+        difference = ((found - expected) * torch.tensor(spec.std)[:, None, None]).abs()
+        assert difference.mean() < 0.5 / 255
+        assert (difference > 4 / 255).double().mean() < 1e-3
+
+
+@pytest.mark.parametrize("channels", [1, 5])
+def test_other_channels_than_colors(channels: int) -> None:
+    """Brightness, contrast against the mean of all channels, blur, flips and solarize, one sample at a time."""
+    data = DataConfig(channels=channels)
+    specs = view_specs(ViewsConfig(solarize=2.0), 32, Normalization.of(data))
+    images = torch.randint(0, 256, (16, channels, 32, 32), dtype=torch.uint8, generator=torch.manual_seed(0))
+    draws = drawn(specs, 16)
+    for found, own, spec in zip(render(images, draws, specs), draws, specs, strict=True):
+        for i in range(16):
+            one = own[i : i + 1]
+            box = crop_boxes(one, 32, 32)[0].tolist()
+            view = F.resized_crop(images[i].float() / 255, *box, [32, 32], antialias=True)
+            view = view.flip(2) if one.flip else view
+            for which in one.order[0].tolist() if one.jitter else ():
+                factor = one.factors[0, which]
+                if which == 0:
+                    view = (view * factor).clamp(0, 1)
+                if which == 1:
+                    view = (view * factor + (1 - factor) * view.mean()).clamp(0, 1)
+            view = torch.where(view > 0.5, 1 - view, view) if one.solarize else view
+            expected = F.normalize(view, spec.mean, spec.std)
+            torch.testing.assert_close(found[i], expected, atol=1e-4, rtol=0)

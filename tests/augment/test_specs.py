@@ -1,10 +1,12 @@
 """The recipes' numbers, as the papers give them."""
 
+from dataclasses import replace
+
 import pytest
 
-from momentum2.augment import view_specs
-from momentum2.config import ViewsConfig
-from momentum2.errors import UserError
+from momentum2.augment import Normalization, view_specs
+from momentum2.config import DataConfig, ViewsConfig
+from momentum2.errors import SettingError, UserError
 
 
 def test_byol_at_224():
@@ -90,3 +92,66 @@ def test_strengths():
 def test_bad_settings_are_one_sentence(config, size, message):
     with pytest.raises(UserError, match=message):
         view_specs(config, size)
+
+
+SWITCHES = {
+    "flip": "flip_p",
+    "jitter": "jitter_p",
+    "gray": "gray_p",
+    "blur": "blur_p",
+    "solarize": "solarize_p",
+    "vertical_flip": "vertical_flip_p",
+    "rotate90": "rotate90_p",
+    "channel_drop": "channel_drop_p",
+}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_every_operation_can_be_switched_off_for_each_view(name: str) -> None:
+    added = name in ("vertical_flip", "rotate90", "channel_drop")
+    usual = view_specs(ViewsConfig(**({name: 0.5} if added else {})), 224)
+    for off in ([0.0, 1.0], [1.0, 0.0]):
+        numbers = [0.5 * value for value in off] if added else off
+        specs = view_specs(ViewsConfig(**{name: numbers}), 224)
+        for spec, plain, value in zip(specs, usual, off, strict=True):
+            assert spec == (plain if value else replace(plain, **{SWITCHES[name]: 0.0}))
+    small = view_specs(ViewsConfig("multicrop", small_crops=3, small_size=96, **{name: [0.25, 0.0]}), 224)
+    assert [getattr(spec, SWITCHES[name]) for spec in small[1:]] == [
+        0.0
+    ] * 4  # the last number holds for the rest
+    evaluation = view_specs(ViewsConfig("evaluation", **{name: 1.0}), 224)[0]
+    assert (evaluation.flip_p, evaluation.rotate90_p, evaluation.channel_drop_p) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("rotate90", 1.5, "from 0 to 1, not 1.5"),
+        ("flip", [1.0, -1.0], "at least 0, not -1"),
+        ("gray", [], "is empty"),
+        ("vertical_flip", float("inf"), "from 0 to 1"),
+    ],
+)
+def test_switches_out_of_their_limits(name: str, value: object, words: str) -> None:
+    with pytest.raises(SettingError, match=words) as caught:
+        view_specs(ViewsConfig(**{name: value}), 32)  # type: ignore[arg-type]
+    assert caught.value.setting == f"views.{name}"
+
+
+@pytest.mark.parametrize("channels", [1, 4, 13])
+def test_channels_that_are_no_colors_lose_hue_saturation_and_gray(channels: int) -> None:
+    data = DataConfig(channels=channels, mean=[0.3] * channels)
+    for spec, plain in zip(
+        view_specs(ViewsConfig(), 96, Normalization.of(data)), view_specs(ViewsConfig(), 96), strict=True
+    ):
+        assert spec.jitter == (0.4, 0.4, 0.0, 0.0)
+        assert (spec.gray_p, spec.mean, len(spec.std)) == (0.0, (0.3,) * channels, channels)
+        assert (spec.blur_p, spec.solarize_p, spec.jitter_p) == (
+            plain.blur_p,
+            plain.solarize_p,
+            plain.jitter_p,
+        )
+    with pytest.raises(SettingError, match="has 2 values"):
+        Normalization.of(DataConfig(channels=channels, std=[1.0, 2.0]))
+    with pytest.raises(SettingError, match="above 0"):
+        Normalization.of(DataConfig(std=[1.0, 0.0, 1.0]))

@@ -1,11 +1,14 @@
 """Folders of small images for the data tests, and a cache that is not the user's."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parent))  # where `forms` is, for the tests of this folder
 
 
 @pytest.fixture(autouse=True)

@@ -57,7 +57,7 @@ def good_files() -> dict[str, tuple[bytes, np.ndarray, int]]:
         ),
         "exif.png": (rotated(), np.rot90(RGB, -1), 0),
         "float.tif": (
-            encoded(Image.fromarray((gray / 255).astype(np.float32)), "TIFF"),
+            encoded(Image.fromarray((gray * 257.0).astype(np.float32)), "TIFF"),
             np.tile(gray[..., None], three),
             0,
         ),
@@ -98,7 +98,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def opened(folder: Path, cache: str, max_bad_fraction: float = 0.5) -> Dataset:
-    return open_dataset(DataConfig(root=str(folder), cache=cache, max_bad_fraction=max_bad_fraction))
+    return open_dataset(
+        DataConfig(root=str(folder), cache=cache, max_bad_fraction=max_bad_fraction, window=[0, 65535])
+    )
 
 
 @pytest.mark.parametrize("cache", ["on", "off"])

@@ -77,32 +77,6 @@ def test_cmyk() -> None:
         assert np.abs(found - np.array([0, 255, 255])).max() <= 2
 
 
-def test_sixteen_bits_are_scaled_not_clipped() -> None:
-    deep = RNG.integers(0, 65536, (21, 34)).astype(np.uint16)
-    expected = as_gray(np.round(deep / 65535 * 255).astype(np.uint8))
-    assert expected.std() > 50
-    for kind in ("PNG", "TIFF"):
-        np.testing.assert_array_equal(Encoded(saved(Image.fromarray(deep), kind)).pixels(), expected)
-
-
-@pytest.mark.parametrize("top", [1.0, 255.0])
-def test_float_tiff(top: float) -> None:
-    values = np.linspace(0, top, 21 * 34, dtype=np.float32).reshape(21, 34)
-    values[3, 3] = np.nan
-    found = Encoded(saved(Image.fromarray(values), "TIFF")).pixels()
-    expected = np.nan_to_num(values.astype(np.float64)) * (255 / top)
-    assert np.abs(found - as_gray(expected)).max() <= 0.5 + 1e-6
-
-
-def test_floats_and_integers_of_another_range_are_stretched() -> None:
-    values = np.linspace(-3, 1000, 50, dtype=np.float32).reshape(5, 10)
-    found = Encoded(saved(Image.fromarray(values), "TIFF")).pixels()
-    assert (found[0, 0, 0], found[-1, -1, 0]) == (0, 255)
-    integers = np.linspace(0, 2**30, 50).astype(np.int32).reshape(5, 10)
-    found = Encoded(saved(Image.fromarray(integers), "TIFF")).pixels()
-    assert (found[0, 0, 0], found[-1, -1, 0]) == (0, 255)
-
-
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation(kind: str, orientation: int) -> None:

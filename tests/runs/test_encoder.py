@@ -367,7 +367,7 @@ def test_preprocessing_is_crop_resize_normalize(tmp_path: Path, small: nn.Module
     for several in ([image, pixels], np.stack([pixels, pixels]), torch.stack([tensor, tensor])):
         assert torch.equal(preprocess(several), torch.stack([one, one]))
     assert preprocess(image.convert("L")).shape == (3, 32, 32)
-    for wrong in (pixels / 255.0, pixels[:, :, 0], tensor.float(), tensor[:1]):
+    for wrong in (pixels / 255.0, pixels[:, :, :2], tensor.float(), "an image.png"):
         with pytest.raises(UserError, match="An image must be a PIL image"):
             preprocess(wrong)
 

@@ -1,0 +1,284 @@
+"""WebDataset shards: many .tar files whose members are read in place, in any order. Nothing in them is unpickled."""
+
+import hashlib
+import io
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from momentum2.data.cache import cache_folder, locked
+from momentum2.data.dataset import Chosen, Dataset, Ints, Names
+from momentum2.data.images import BadImage, Encoded, refuse_large
+from momentum2.data.layout import is_image, labels_from_words, split_in
+from momentum2.data.workers import Workers
+from momentum2.errors import SettingError, UserError
+from momentum2.files import write_whole
+from momentum2.machine import allowed_cores
+from momentum2.terminal import progress
+
+_FORMAT = 1  # of the index; part of its key
+_LARGEST_LABEL = 1 << 20  # bytes
+_LABELS = ("label", "cls", "class")  # keys of a sample's .json
+
+
+class Shards(Dataset):
+    """The samples of some shards that have an image, in their order.
+
+    `places` is (n, 3): which shard, the image's first byte there, and its size.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        names: Sequence[str],
+        places: Ints,
+        labels: Ints | None,
+        classes: Iterable[str] | None,
+    ) -> None:
+        super().__init__(names, labels, classes)
+        self.files, self.places = tuple(map(str, files)), places
+
+    def picture(self, index: int) -> Encoded:
+        shard, start, size = self.places[index].tolist()
+        refuse_large(size)
+        try:
+            data = os.pread(_descriptor(self.files[shard]), size, start)
+        except OSError as error:
+            raise BadImage(error.strerror or str(error)) from error
+        if len(data) < size:
+            raise BadImage("the shard ends before this member does")
+        return Encoded(data, self.reading)
+
+    def stamp(self, index: int) -> str:
+        shard = self.files[self.places[index, 0]]
+        return f"{self.names[index]}\0{self.places[index]}\0{_version(shard)}"
+
+
+@lru_cache(maxsize=128)
+def _opened(path: str, process: int) -> "_Descriptor":
+    return _Descriptor(path)
+
+
+class _Descriptor:
+    """A file that is open for reading until nobody needs it."""
+
+    def __init__(self, path: str) -> None:
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            os.close(self.number)
+
+
+def _descriptor(path: str) -> int:
+    return _opened(path, os.getpid()).number
+
+
+@lru_cache(maxsize=4096)
+def _version(path: str) -> str:
+    found = os.stat(path)
+    return f"{found.st_size}\0{found.st_mtime_ns}"
+
+
+def open_shards(files: Sequence[Path], root: str, split: str, cache_dir: str | None) -> Shards:
+    """The images of a split: that which the names or folders of shards say; if none says one, all are train.
+
+    Args:
+        files: All shards, in order.
+        root: What the user calls them.
+        split: The split.
+        cache_dir: Where the index is kept.
+    """
+    if not files:
+        raise SettingError(
+            "data.root", f"{root} has no shards. Pass a folder of .tar files, or a pattern of them."
+        )
+    base = Path(os.path.commonpath([file.parent for file in files]))
+    names = [file.relative_to(base).as_posix() for file in files]
+    splits = [split_in(name) for name in names]
+    known = sorted({found for found in splits if found})
+    if known and split not in known:
+        raise UserError(f"{root} has no split {split!r}. Choose one of {', '.join(known)}.")
+    if not known and split != "train":
+        raise UserError(
+            f"{root} is not divided into splits, so it has no {split!r}. Divide it by setting split to 80% and "
+            "test_split to -20%."
+        )
+    index = _indexed(files, names, cache_folder(cache_dir))
+    ours = np.array([not known or found == split for found in splits])
+    chosen = np.flatnonzero(ours[index.places[:, 0]])
+    if not len(chosen):
+        raise SettingError(
+            "data.root", f"{root} has no images in its shards. Members should end in .jpg, .png or similar."
+        )
+    labels, classes = labels_from_words(index.labels, chosen, root)
+    return Shards(files, Chosen(index.names, chosen), index.places[chosen], labels, classes)
+
+
+class _Index(NamedTuple):
+    names: Names
+    places: Ints  # (n, 3)
+    labels: list[str]  # an empty string for none
+
+
+class _Sample(NamedTuple):
+    name: str
+    start: int
+    size: int
+    label: str
+
+
+def _indexed(files: Sequence[Path], names: Sequence[str], base: Path) -> _Index:
+    """What is in the shards: from the cache, or read once and kept there."""
+    stamps = [f"{name}\0{_version(str(file))}" for name, file in zip(names, files, strict=True)]
+    key = hashlib.sha256("\n".join([str(_FORMAT), *stamps]).encode("utf-8", "surrogateescape")).hexdigest()[
+        :24
+    ]
+    path = base / f"shards-{key}.npz"
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        with locked(base / f"{path.name}.lock"):
+            if (found := _load(path)) is None:
+                found = _read(files, names)
+                _save(path, found)
+    except OSError as error:
+        raise SettingError(
+            "data.cache_dir", f"{base} cannot be written ({error}). Choose another folder."
+        ) from error
+    return found
+
+
+def _load(path: Path) -> _Index | None:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            names = Names.of_block(arrays["text"].tobytes(), arrays["ends"])
+            labels = Names.of_block(arrays["label_text"].tobytes(), arrays["label_ends"])
+            return _Index(names, arrays["places"], labels[:])
+    except (OSError, ValueError, KeyError, EOFError):
+        return None
+
+
+def _save(path: Path, index: _Index) -> None:
+    labels, file = Names(index.labels), io.BytesIO()
+    np.savez(
+        file,
+        text=np.frombuffer(index.names.text, np.uint8),
+        ends=index.names.ends,
+        places=index.places,
+        label_text=np.frombuffer(labels.text, np.uint8),
+        label_ends=labels.ends,
+    )
+    write_whole(path, file.getvalue())
+
+
+def _read(files: Sequence[Path], names: Sequence[str]) -> _Index:
+    task, count = _ReadShard(tuple(map(str, files))), min(allowed_cores(), len(files))
+    total = sum(file.stat().st_size for file in files)
+    found: list[tuple[str, int, int, int, str]] = []
+    with progress("Indexing shards", len(files), "shards") as advance:
+
+        def collect(results: Iterable[list[_Sample] | str]) -> None:
+            for number, samples in enumerate(results):
+                if isinstance(samples, str):
+                    raise UserError(samples)
+                found.extend((f"{names[number]}/{s.name}", number, s.start, s.size, s.label) for s in samples)
+                advance(1)
+
+        if count < 2 or total < 256 << 20:  # starting processes takes longer
+            collect(map(task, range(len(files))))
+        else:
+            with Workers(task, count, lambda number: names[number], timeout=3600.0) as workers:
+                collect(workers.map(range(len(files))))
+    places = np.array([row[1:4] for row in found], np.int64).reshape(-1, 3)
+    return _Index(Names(row[0] for row in found), places, [row[4] for row in found])
+
+
+@dataclass(frozen=True)
+class _ReadShard:
+    """The workers' task: the samples of a shard, or a sentence about it."""
+
+    files: tuple[str, ...]
+
+    def __call__(self, number: int) -> list[_Sample] | str:
+        try:
+            return list(_samples(self.files[number]))
+        except (tarfile.TarError, OSError, EOFError) as error:
+            return (
+                f"{self.files[number]} cannot be read as a shard ({error}). Shards are uncompressed .tar files; "
+                "decompress others first, for example with gunzip."
+            )
+
+
+def _samples(path: str) -> Iterator[_Sample]:
+    """Members whose names are the same up to the first dot are a sample: its first image, and its .cls or .json."""
+    key, image, label = "", None, ""
+    with tarfile.open(path, "r:") as file:
+        for member in file:
+            file.members = []  # type: ignore[attr-defined]  # it would keep them all
+            if not member.isreg():
+                continue
+            folder, _, last = member.name.removeprefix("./").rpartition("/")
+            stem, _, suffix = last.partition(".")
+            if last.startswith("."):
+                continue
+            if f"{folder}/{stem}" != key:
+                if image:
+                    yield image._replace(label=label)
+                key, image, label = f"{folder}/{stem}", None, ""
+            if image is None and is_image(last):
+                name = member.name.removeprefix("./")
+                image = _Sample(name, member.offset_data, member.size, "")
+            elif suffix in ("cls", "json") and not label and member.size <= _LARGEST_LABEL:
+                label = _label(os.pread(_descriptor(path), member.size, member.offset_data), suffix)
+    if image:
+        yield image._replace(label=label)
+
+
+def _label(data: bytes, suffix: str) -> str:
+    try:
+        text = data.decode("utf-8").strip()
+        if suffix == "cls":
+            return text if len(text) < 256 else ""
+        found = json.loads(text)
+        value = next((found[key] for key in _LABELS if key in found), "") if isinstance(found, dict) else ""
+        return str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
+    except (UnicodeDecodeError, ValueError, RecursionError):
+        return ""
+
+
+def find_shards(root: str) -> list[Path]:
+    """The shards of a folder (any depth), a pattern such as data-*.tar or data-{000..015}.tar, or one file."""
+    found: list[Path] = []
+    for pattern in expand(root):
+        path = Path(pattern).expanduser()
+        if path.is_dir():
+            found += sorted(path.rglob("*.tar"))
+        elif path.exists():
+            found.append(path)
+        else:
+            parts = path.parts
+            start = next((i for i, part in enumerate(parts) if re.search(r"[*?\[]", part)), None)
+            if start is None:
+                raise SettingError("data.root", f"{pattern} does not exist.")
+            found += sorted(Path(*parts[:start]).glob(str(Path(*parts[start:]))))
+    return [file.resolve() for file in found if file.suffix == ".tar"]
+
+
+def expand(pattern: str) -> list[str]:
+    """`a-{08..10}.tar` as a-08.tar, a-09.tar and a-10.tar; anything else as it is."""
+    braces = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
+    if braces is None:
+        return [pattern]
+    first, last = int(braces[1]), int(braces[2])
+    if last - first >= 1_000_000:
+        raise SettingError("data.root", f"{pattern} names too many shards.")
+    numbers = (f"{number:0{len(braces[1])}}" for number in range(first, last + 1))
+    return [name for n in numbers for name in expand(pattern[: braces.start()] + n + pattern[braces.end() :])]
