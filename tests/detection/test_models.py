@@ -142,7 +142,10 @@ class Pooled(Maps):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(nn.Conv2d(3 if i == 0 else 4 + i, 5 + i, 3, padding=1) for i in range(5))
+        self.parts = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(3 if i == 0 else 4 + i, 5 + i, 3, padding=1), nn.BatchNorm2d(5 + i))
+            for i in range(5)
+        )
         self.measure()
 
     def forward(self, images: Tensor) -> list[Tensor]:
