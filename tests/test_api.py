@@ -269,10 +269,10 @@ def test_what_is_no_data_set_is_said(tmp_path: Path, config: m2.Config):
             return iter(range(3))
 
     for what, says in (
-        (Streaming(), "Streaming does not"),
+        (Streaming(), "Streaming is an IterableDataset"),
         ([*pictures(2), pictures(1)[0][0]], "some are not"),
         ([(pictures(1)[0][0], "cat")] * 20, "whole number"),
-        ([np.zeros((4, 4, 3), np.float32)] * 20, "images cannot be read"),
+        ([np.zeros((4, 4, 3), np.float32)] * 20, "data.window is not set"),
     ):
         with pytest.raises(m2.UserError, match=says):
             m2.pretrain(config, tmp_path / "run", dataset=what)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.images import BadImage, Encoded, refuse_large
 from momentum2.data.layout import choose_split, images_among, is_hidden, labels_from_folders, split_word
 from momentum2.errors import SettingError, UserError
+from momentum2.terminal import progress
 
 
 class Archive(Dataset):
@@ -72,11 +73,12 @@ def open_archive(path: Path, split: str) -> Archive:
     """Images in an uncompressed .tar or a .zip; folders inside mean what they mean on disk."""
     if not path.is_file():
         raise SettingError("data.root", f"{path} is not a file. Pass a .tar or .zip.")
-    members = [
-        (name, place, size)
-        for name, place, size in (_zip_members if zipfile.is_zipfile(path) else _tar_members)(path)
-        if not any(is_hidden(part) for part in name.split("/"))
-    ]
+    with progress("Listing the archive", None, "members") as advance:
+        members = []
+        for member in (_zip_members if zipfile.is_zipfile(path) else _tar_members)(path):
+            advance(1)
+            if not any(is_hidden(part) for part in member[0].split("/")):
+                members.append(member)
     images = set(images_among((name for name, _, _ in members), str(path)))
     members = [member for member in members if member[0] in images]
     if not members:
@@ -110,7 +112,7 @@ def _zip_members(path: Path) -> Iterator[tuple[str, int, int]]:
 def _tar_members(path: Path) -> Iterator[tuple[str, int, int]]:
     try:
         with tarfile.open(path, "r:") as file:
-            for member in file.getmembers():
+            for member in file:
                 data = file.getmember(member.linkname) if member.islnk() else member
                 if data.isreg():
                     yield member.name.removeprefix("./"), data.offset_data, data.size

@@ -17,7 +17,7 @@ import numpy as np
 from momentum2.data.cache import cache_folder, locked
 from momentum2.data.dataset import Chosen, Dataset, Ints, Names
 from momentum2.data.images import BadImage, Encoded, refuse_large
-from momentum2.data.layout import is_image, labels_from_words, split_in
+from momentum2.data.layout import is_array, is_hidden, is_image, labels_from_words, split_in
 from momentum2.data.workers import Workers
 from momentum2.errors import SettingError, UserError
 from momentum2.files import write_whole
@@ -45,12 +45,13 @@ class Shards(Dataset):
     ) -> None:
         super().__init__(names, labels, classes)
         self.files, self.places = tuple(map(str, files)), places
+        self.versions = tuple(map(_version, self.files))
 
     def picture(self, index: int) -> Encoded:
         shard, start, size = self.places[index].tolist()
         refuse_large(size)
         try:
-            data = os.pread(_descriptor(self.files[shard]), size, start)
+            data = os.pread(_opened(self.files[shard], self.versions[shard], os.getpid()).number, size, start)
         except OSError as error:
             raise BadImage(error.strerror or str(error)) from error
         if len(data) < size:
@@ -58,17 +59,11 @@ class Shards(Dataset):
         return Encoded(data, self.reading)
 
     def stamp(self, index: int) -> str:
-        shard = self.files[self.places[index, 0]]
-        return f"{self.names[index]}\0{self.places[index]}\0{_version(shard)}"
+        return f"{self.names[index]}\0{self.places[index]}\0{self.versions[self.places[index, 0]]}"
 
 
-@lru_cache(maxsize=128)
-def _opened(path: str, process: int) -> "_Descriptor":
-    return _Descriptor(path)
-
-
-class _Descriptor:
-    """A file that is open for reading until nobody needs it."""
+class _Opened:
+    """A shard that is open for reading until nobody needs it."""
 
     def __init__(self, path: str) -> None:
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -78,12 +73,16 @@ class _Descriptor:
             os.close(self.number)
 
 
-def _descriptor(path: str) -> int:
-    return _opened(path, os.getpid()).number
+@lru_cache(maxsize=128)
+def _opened(path: str, version: str, process: int) -> _Opened:
+    """Each process opens a shard once, unless there are more of them than files may be open."""
+    if _version(path) != version:
+        raise BadImage("the shard has changed since it was opened")
+    return _Opened(path)
 
 
-@lru_cache(maxsize=4096)
 def _version(path: str) -> str:
+    """What changes when a file may have changed."""
     found = os.stat(path)
     return f"{found.st_size}\0{found.st_mtime_ns}"
 
@@ -219,27 +218,27 @@ class _ReadShard:
 
 def _samples(path: str) -> Iterator[_Sample]:
     """Members whose names are the same up to the first dot are a sample: its first image, and its .cls or .json."""
-    key, image, label = "", None, ""
+    key, images, arrays, label = "", list[_Sample](), list[_Sample](), ""
     with tarfile.open(path, "r:") as file:
         for member in file:
             file.members = []  # type: ignore[attr-defined]  # it would keep them all
-            if not member.isreg():
-                continue
-            folder, _, last = member.name.removeprefix("./").rpartition("/")
+            name = member.name.removeprefix("./")
+            folder, _, last = name.rpartition("/")
             stem, _, suffix = last.partition(".")
-            if last.startswith("."):
+            if not member.isreg() or is_hidden(last):
                 continue
             if f"{folder}/{stem}" != key:
-                if image:
-                    yield image._replace(label=label)
-                key, image, label = f"{folder}/{stem}", None, ""
-            if image is None and is_image(last):
-                name = member.name.removeprefix("./")
-                image = _Sample(name, member.offset_data, member.size, "")
+                yield from (image._replace(label=label) for image in (images or arrays)[:1])
+                key, images, arrays, label = f"{folder}/{stem}", [], [], ""
+            if is_image(last) or is_array(last):
+                found = _Sample(name, member.offset_data, member.size, "")
+                (images if is_image(last) else arrays).append(found)
             elif suffix in ("cls", "json") and not label and member.size <= _LARGEST_LABEL:
-                label = _label(os.pread(_descriptor(path), member.size, member.offset_data), suffix)
-    if image:
-        yield image._replace(label=label)
+                content = file.extractfile(member)
+                label = _label(content.read() if content else b"", suffix)
+        if os.stat(path).st_size < file.offset + tarfile.BLOCKSIZE:  # an archive ends in blocks of zeros
+            raise tarfile.ReadError("it ends in the middle")
+    yield from (image._replace(label=label) for image in (images or arrays)[:1])
 
 
 def _label(data: bytes, suffix: str) -> str:

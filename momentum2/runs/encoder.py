@@ -112,12 +112,13 @@ class EncoderCard:
 
     def as_seen(self, data: DataConfig) -> DataConfig:
         """`data` with its images read and normalized as the encoder has to see them."""
+        usual = Normalization.of(DataConfig(channels=self.channels))
         return replace(
             data,
             channels=self.channels,
             window=None if self.window is None else list(self.window),
-            mean=list(self.mean),
-            std=list(self.std),
+            mean=None if self.mean == usual.mean else list(self.mean),
+            std=None if self.std == usual.std else list(self.std),
         )
 
     def to_metadata(self) -> dict[str, str]:

@@ -137,7 +137,7 @@ def test_what_cannot_be_fetched_is_a_sentence(server: Server, monkeypatch: pytes
 def test_a_run_is_killed_while_it_fetches_and_resumed_by_two_processes(
     server: Server, tmp_path: Path, own_cache: Path, warm_python: str
 ) -> None:
-    """Two processes of one machine fetch each shard once, and compute what one process computes from the disk."""
+    """Two processes of one machine fetch each shard once, and compute what they compute from the disk."""
     import safetensors.torch
     import torch
 
@@ -158,12 +158,12 @@ def test_a_run_is_killed_while_it_fetches_and_resumed_by_two_processes(
             time.sleep(0.01)
         killed.send_signal(signal.SIGKILL)
     server.delay = 0.0
-    for out, root, processes in (("remote", url, 2), ("disk", str(server.folder), 1)):
+    for out, root, processes in (("remote", url, 2), ("disk", str(server.folder), 2)):
         done = subprocess.run(command(out, root, processes), env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     assert all(
         count == 1 or count == 2 for count in server.sent.values()
     )  # once, and at most once for the killed
     runs = [safetensors.torch.load_file(tmp_path / out / "encoder.safetensors") for out in ("remote", "disk")]
-    assert all(torch.allclose(runs[0][name], runs[1][name], atol=1e-5) for name in runs[0])
+    assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
     assert server.address in (tmp_path / "remote" / "config.yaml").read_text()
