@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from momentum2 import distributed
-from momentum2.config import OWN, Config, DataConfig, Network, ObjectsConfig
+from momentum2.config import OWN, Config, DataConfig, Network, ObjectsConfig, Resume
 from momentum2.data import Dataset, open_dataset
 from momentum2.data.fingerprint import Fingerprint, difference, fingerprint
 from momentum2.data.looking import check_reading, reading_of
@@ -33,7 +33,7 @@ from momentum2.evaluate.subject import Subject, SubjectOptions, data_of, open_su
 from momentum2.files import write_whole
 from momentum2.methods import Method
 from momentum2.runs import objects
-from momentum2.runs.directory import Resume, open_run
+from momentum2.runs.directory import open_run
 from momentum2.runs.encoder import EncoderCard, load_encoder, save_encoder
 from momentum2.runs.handle import Run
 from momentum2.runs.names import ENCODER, PLAN
@@ -126,9 +126,9 @@ def pretrain(
             _check_images(images, seen, before, kind, place)
             order = chosen_order(config.data.order, len(images), before)
             resolved = resolve(config, len(images), distributed.world_size(), method)
-            _say_plan([*describe(config, resolved), *describe_images(config, images)], place)
             built = build_method(config, resolved, len(images.class_names or ()), encoder)
             built.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+            _say_plan([*describe(config, resolved), *describe_images(config, images)], place)
             score = online_knn(config)
             job = make_job(config, resolved, built, images, place, device, score, order, seen)
             finished = fit(job, run)
@@ -206,9 +206,10 @@ def _problem(
 
 def _say_plan(lines: list[tuple[str, str]], out: Path) -> None:
     if distributed.is_main():
-        text = "\n".join(f"{name:<12}{value}" for name, value in lines)
-        write_whole(out / PLAN, f"{text}\n".encode())
-        log.info(text)
+        told = [f"{name:<12}{value}" for name, value in lines]
+        write_whole(out / PLAN, "".join(f"{line}\n" for line in told).encode())
+        for line in told:
+            log.info(line)
 
 
 def evaluate_knn(

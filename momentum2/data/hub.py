@@ -1,8 +1,6 @@
 """Data sets of the Hugging Face `datasets` library: from the Hub, from an Arrow folder or from Parquet files."""
 
-import os
 import re
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +12,10 @@ from momentum2.config import DataConfig
 from momentum2.data.cache import cache_folder
 from momentum2.data.columns import LABEL_COLUMNS
 from momentum2.data.dataset import Dataset, Ints, Numbered
-from momentum2.data.images import BadImage, Encoded, refuse_large
+from momentum2.data.images import MAX_BYTES, BadImage, Encoded, refuse_large
 from momentum2.data.layout import labels_from_words, split_in
 from momentum2.errors import SettingError, UserError
+from momentum2.files import read
 
 
 class Rows(Dataset):
@@ -43,11 +42,7 @@ class Rows(Dataset):
 
 def _file(path: str) -> bytes:
     try:
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode):
-            raise BadImage("not a regular file")
-        refuse_large(found.st_size)
-        return Path(path).read_bytes()
+        return read(Path(path), MAX_BYTES)
     except (OSError, ValueError) as error:
         raise BadImage(f"{type(error).__name__}: {error}") from error
 

@@ -15,7 +15,7 @@ from momentum2.config import DataConfig, DataName
 from momentum2.data import shapes
 from momentum2.data.archive import open_archive
 from momentum2.data.binary import open_cifar, open_stl10
-from momentum2.data.cache import locked, packed
+from momentum2.data.cache import packed
 from momentum2.data.columns import has_header, has_images, open_table
 from momentum2.data.dataset import Dataset, FixedSize, Ints, Subset
 from momentum2.data.folders import open_folder, open_imagenet, open_list, subfolders, walk
@@ -27,6 +27,7 @@ from momentum2.data.remote import check_url, fetch, is_remote
 from momentum2.data.sampler import seeded_subset
 from momentum2.data.shards import find_shards, open_shards
 from momentum2.errors import SettingError, UserError
+from momentum2.files import locked
 
 #: What a folder without images is, by the files in it.
 _KINDS: dict[DataName, str] = {"shards": "*.tar", "hf": "*.parquet", "table": "*.csv"}

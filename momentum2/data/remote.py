@@ -16,10 +16,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from momentum2.data.cache import cache_folder, locked
+from momentum2.data.cache import cache_folder
 from momentum2.data.shards import expand
 from momentum2.errors import SettingError, UserError
-from momentum2.files import remove_unfinished, whole_path
+from momentum2.files import locked, remove_unfinished, whole_path
 from momentum2.terminal import progress
 
 T = TypeVar("T")

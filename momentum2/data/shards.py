@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import json
 import os
 import re
 import tarfile
@@ -14,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from momentum2.data.cache import cache_folder, locked
+from momentum2.data.cache import cache_folder
 from momentum2.data.dataset import Chosen, Dataset, Ints, Names
 from momentum2.data.images import BadImage, Encoded, refuse_large
 from momentum2.data.layout import is_array, is_hidden, is_image, labels_from_words, split_in
 from momentum2.data.workers import Workers
 from momentum2.errors import SettingError, UserError
-from momentum2.files import write_whole
+from momentum2.files import locked, parse_json, write_whole
 from momentum2.machine import allowed_cores
 from momentum2.terminal import progress
 
@@ -246,7 +245,7 @@ def _label(data: bytes, suffix: str) -> str:
         text = data.decode("utf-8").strip()
         if suffix == "cls":
             return text if len(text) < 256 else ""
-        found = json.loads(text)
+        found = parse_json(text)
         value = next((found[key] for key in _LABELS if key in found), "") if isinstance(found, dict) else ""
         return str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
     except (UnicodeDecodeError, ValueError, RecursionError):

@@ -1,6 +1,5 @@
 """Images as people have them, into what an encoder was trained to see."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,14 +21,14 @@ class Preprocess:
 
     Takes one image and gives (C, size, size) float32: a PIL image of any mode, an (H, W, C) or (H, W) array or a
     (C, H, W) tensor, where C is 3 unless the encoder was trained on another number of channels. Several images, as a
-    sequence, an (n, H, W, C) array or an (n, C, H, W) tensor, give (n, C, size, size). Numbers of more than 8 bits are
+    list, an (n, H, W, C) array or an (n, C, H, W) tensor, give (n, C, size, size). Numbers of more than 8 bits are
     scaled by the window that the encoder was trained with.
     """
 
     def __init__(self, spec: ViewSpec, reading: Reading = RGB) -> None:
         self.spec, self.reading = spec, reading
 
-    def __call__(self, images: Picture | Sequence[Picture]) -> Tensor:
+    def __call__(self, images: Picture | list[Picture] | tuple[Picture, ...]) -> Tensor:
         if isinstance(images, list | tuple):
             return torch.stack([self(image) for image in images])
         pixels = self._pixels(images)
