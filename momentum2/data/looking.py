@@ -59,6 +59,8 @@ class _Range:
 def check_reading(dataset: Dataset) -> None:
     """Refuse, in a sentence that says what to set, images that need a window or have other channels."""
     found: _Range | None = None
+    if dataset.fixed_size is not None:  # arrays of bytes
+        return
     for index, picture in some_pictures(dataset):
         if isinstance(picture, Encoded) and picture.is_plain:
             continue
