@@ -10,9 +10,9 @@ with the same network, order of images and views.
 
 The clock is CPU time of training alone: loading, augmentation, step, teacher; not evaluation, and not decoding the
 images once at the start. A step is charged the 30th percentile of the last hundred, because other work on the machine
-makes single steps slow even in CPU time; the speed of a matrix product before and after a run is kept beside it, and two
-runs whose speeds differ by more than a tenth are not compared. Every schedule runs on the share of the budget that is
-spent, so a method that is slower per step is not cut off before its annealing.
+makes single steps slow even in CPU time; the speed of a matrix product before and after a run is kept beside it, and
+two runs whose speeds differ by more than a tenth are not compared. Every schedule runs on the share of the budget that
+is spent, so a method that is slower per step is not cut off before its annealing.
 
 One evaluation for all: kNN over all training images (k = 20 and 200) and a linear probe, of both networks where there
 are two. `tune` tries the three rates of each row of table B on seed 100, which never races; `run` takes the best one.

@@ -67,7 +67,7 @@ class Patches(Encoder):
         filters = min(filters, max(1, len(patches) // 10))  # of few images, few filters
         found = _spherical_kmeans((patches - center) @ whitening, filters, generator)  # k×108
         # (contrast(p) − center)·W·dᵀ for all patches p is one convolution, divided by each patch's own deviation.
-        flat = found @ whitening
+        flat = found @ whitening.T
         kernel = (flat - flat.mean(1, keepdim=True)).unflatten(1, (3, _PATCH, _PATCH))
         self.register_buffer("kernel", kernel.contiguous(memory_format=torch.channels_last))
         self.register_buffer("bias", -(flat @ center) - _THRESHOLD)
@@ -161,9 +161,12 @@ def patch_encoder(
 def random_encoder(
     card: EncoderCard, dataset: Dataset, spec: ViewSpec, seed: int, device: torch.device, workers: int
 ) -> Encoder:
-    """The same architecture with initial weights, whose BN statistics are those of the data: a fair floor."""
+    """The same architecture with initial weights, whose BN statistics are those of the data.
+
+    That is what *untrained* means everywhere; with the statistics that a BN starts with it would look worse.
+    """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(seed, "random initialisation"))  # a part of the seed, so its spelling stays
+        torch.manual_seed(derive(seed, "initial weights"))  # those of a run with this seed
         encoder = backbones.build(card.backbone, card.stem, card.width)
     encoder.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     some = shuffled_views(dataset, spec, seed=seed, limit=_CALIBRATION, device=device, workers=workers)
