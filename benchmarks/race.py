@@ -719,7 +719,7 @@ def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 if values:
                     cell[what] = {"mean": mean(values), "interval": interval(values)}
             others = by.get("simclr", {}).get(budget, {})
-            if name != "simclr" and entry["table"] != "floor":
+            if name != "simclr" and entry["table"] == "B":
                 both = [s for s in found if s in others]
                 pairs = [s for s in both if comparable(found[s], others[s])]
                 gaps = [first(found[s])["knn20"] - first(others[s])["knn20"] for s in pairs]
