@@ -72,6 +72,11 @@ function draw(id, panels) {
       if (series) traces.push({ type: "scatter", mode: series.value.length < 40 ? "lines+markers" : "lines", x: series[axis], y: series.value,
         name: plain(run.name), legendgroup: String(r), showlegend: several && p === firstPanelOf(run, present), xaxis: "x" + n, yaxis: "y" + n,
         line: { color: runColor(r), width: 1.6 }, marker: { size: 4 }, hoverlabel: { namelength: 24 }, hoverinfo: several ? "x+y+name" : "x+y" });
+      for (const [metric, words] of panel.floors) {
+        const floor = run.series[metric];
+        if (floor) traces.push({ type: "scatter", mode: "lines", x: floor[axis], y: floor.value, name: plain(words), showlegend: false,
+          xaxis: "x" + n, yaxis: "y" + n, line: { color: several ? runColor(r) : soft, width: 1, dash: "dot" }, hoverlabel: { namelength: 24 }, hoverinfo: "x+y+name" });
+      }
       if (id === "health-plot") markAlarms(layout, run, r, axis, n);
     });
   });
