@@ -35,8 +35,9 @@ from momentum2.runs import objects
 from momentum2.runs.directory import open_run
 from momentum2.runs.encoder import EncoderCard, load_encoder, save_encoder
 from momentum2.runs.handle import Run
+from momentum2.runs.metrics import floors_in, last_knn
 from momentum2.runs.names import ENCODER, PLAN
-from momentum2.runs.results import Result
+from momentum2.runs.results import Result, below_floors
 from momentum2.runs.table import RunRow, compare, write_csv
 from momentum2.settings import check as check_settings
 from momentum2.settings import flatten
@@ -127,7 +128,9 @@ def pretrain(
             built = build_method(config, resolved, len(images.class_names or ()), encoder)
             built.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             _say_plan(describe(config, resolved), place)
-            job = make_job(config, resolved, built, images, place, device, online_knn(config))
+            job = make_job(
+                config, resolved, built, images, place, device, online_knn(config, place, resolved.steps)
+            )
             finished = fit(job, run)
             if finished and distributed.is_main():
                 network, best = next(iter(built.encoders().items()))
@@ -135,6 +138,9 @@ def pretrain(
                 save_encoder(place / ENCODER, best, card)
         if finished and distributed.is_main():
             log.info("Done: the encoder is %s", place / ENCODER)
+            knn = last_knn(Run(place).metrics())
+            if verdict := below_floors(knn.get("knn_top1", 100.0), floors_in(knn)):
+                log.info("The network ends below a floor. %s", verdict)
             if config.monitor.report:
                 from momentum2.report.page import write_last_report
 
