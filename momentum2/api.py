@@ -234,7 +234,7 @@ def evaluate_knn(
 
     Args:
         source: What is evaluated.
-        data: Labeled images: a folder, an archive, a list file, or shapes (default: the run's own).
+        data: Labeled images: a folder, an archive, a list, a table, shards or shapes (default: the run's own).
         options: How.
         subject: Which network, on which images and where, in detail.
         encoder: The network, where the run was started with your own.

@@ -210,7 +210,7 @@ class ImagesOption:
     """The images.
 
     Args:
-        data: A folder of images, an archive, a list file, or shapes (default: the run's eval_data). For more
+        data: A folder of images, an archive, a list, a table, shards or shapes (default: the run's eval_data). For more
             control, use data.name, data.root and so on.
     """
 
@@ -597,7 +597,9 @@ def _is_first() -> bool:
 
 _RECIPE_USAGE = "RECIPE [options]\n--config FILE [options]"
 _IMAGES_USAGE = "RUN [--data PATH] [options]"
-_DATA = Positional("DATA", "A folder of images, an archive, a list file, or shapes.")
+_DATA = Positional(
+    "DATA", "A folder of images, an archive, a list, a table, shards, a URL of these, or shapes."
+)
 
 COMMANDS: dict[str, Command] = {
     "recipes": Command(

@@ -78,6 +78,7 @@ def search(subject: Subject, images: Sequence[str], features: Embeddings, count:
     Features of other weights are refused: similarities between the spaces of two networks mean nothing.
     """
     files = Files(Path(), images, None, None)
+    files.reading = subject.card.reading
     for i, name in enumerate(images):
         try:
             files.picture(i).pixels()

@@ -368,6 +368,42 @@ def test_a_run_resumes_on_a_copy_and_not_on_other_images(folder: Path, tmp_path:
         pretrain(moved, tmp_path / "run")
 
 
+@pytest.mark.slow
+def test_processes_that_see_other_images_are_stopped(folder: Path, tmp_path: Path, warm_python: str) -> None:
+    """Each machine has its own copy, and one of them is not the same."""
+    import os
+    import shutil
+    import subprocess
+
+    shutil.copytree(folder, tmp_path / "copy1")
+    shutil.copytree(folder, tmp_path / "copy0")
+    Image.new("RGB", (20, 20)).save(tmp_path / "copy1" / "class1" / "001.jpg")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\n"
+        "from momentum2.__main__ import main\n"
+        f"sys.argv += ['--data.root', {str(tmp_path / 'copy')!r} + os.environ['RANK']]\n"
+        "sys.exit(main())\n"
+    )
+    words = "pretrain quickstart --model.width 0.125 --model.projector_hidden 16 --data.image_size 16 --data.name folder "
+    words += "--train.batch_size 8 --train.steps 2 --train.device cpu --eval_data.name none --train.threads 1 --out"
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(program)]
+    done = subprocess.run(
+        [warm_python, *torchrun, *words.split(), str(tmp_path / "run")],
+        env=dict(
+            os.environ,
+            PYTHONPATH=str(Path(__file__).parents[2]),
+            OMP_NUM_THREADS="1",
+            PYTHON_EXEC=warm_python,
+        ),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert "The processes see different images: class1/001.jpg has another content." in done.stderr
+    assert not list((tmp_path / "run" / "checkpoints").glob("*"))
+
+
 # -- URLs
 
 
