@@ -385,7 +385,7 @@ def test_processes_that_see_other_images_are_stopped(folder: Path, tmp_path: Pat
         f"sys.argv += ['--data.root', {str(tmp_path / 'copy')!r} + os.environ['RANK']]\n"
         "sys.exit(main())\n"
     )
-    words = "pretrain quickstart --model.width 0.125 --model.projector_hidden 16 --data.image_size 16 --data.name folder "
+    words = "pretrain quickstart --model.width 0.125 --data.image_size 16 --data.name folder "
     words += "--train.batch_size 8 --train.steps 2 --train.device cpu --eval_data.name none --train.threads 1 --out"
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(program)]
     done = subprocess.run(
