@@ -119,6 +119,8 @@ def pretrain(
             _check_images(images, before, kind, place)
             resolved = resolve(config, len(images), distributed.world_size(), method)
             _say_plan(describe(config, resolved), place)
+            if encoder is None:
+                check_memory(config, resolved, len(images.class_names or ()))
             built = build_method(config, resolved, len(images.class_names or ()), encoder)
             built.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             job = make_job(config, resolved, built, images, place, device, online_knn(config))
