@@ -37,6 +37,7 @@ from momentum2.settings import flatten
 from momentum2.training.build import build_method, make_job, with_cache, with_devices
 from momentum2.training.checks import check, method_class
 from momentum2.training.device import choose_device, guest
+from momentum2.training.estimate import check_memory
 from momentum2.training.loop import fit
 from momentum2.training.plan import describe, idle_settings, resolve, share
 

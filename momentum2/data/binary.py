@@ -14,8 +14,8 @@ from momentum2.errors import SettingError, UserError
 
 #: What reading files that are not as published can raise, unpickling included.
 _DAMAGE = (
-    *(OSError, KeyError, ValueError, TypeError, AttributeError, IndexError, EOFError),
-    pickle.UnpicklingError,
+    *(OSError, KeyError, ValueError, TypeError, AttributeError, IndexError, EOFError, OverflowError),
+    *(pickle.UnpicklingError, MemoryError, RecursionError),
 )
 
 

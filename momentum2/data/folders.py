@@ -28,14 +28,14 @@ class Files(Dataset):
                     raise BadImage("not a regular file")
                 refuse_large(found.st_size)
                 return Encoded(file.read())
-        except OSError as error:
-            raise BadImage(error.strerror or str(error)) from error
+        except (OSError, ValueError) as error:  # ValueError: of a name that no file can have
+            raise BadImage(getattr(error, "strerror", None) or str(error)) from error
 
     def stamp(self, index: int) -> str:
         name = self.names[index]
         try:
             found = os.stat(os.path.join(self.root, name))
-        except OSError:
+        except (OSError, ValueError):
             return f"{name}\0missing"
         return f"{name}\0{found.st_size}\0{found.st_mtime_ns}"
 
@@ -130,25 +130,41 @@ def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
         raise UserError(f"The folder {folder} cannot be listed ({error.strerror}).") from error
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # of a link to itself
+        return False
+
+
 def _subfolders(folder: Path) -> list[str]:
-    return [entry.name for entry in _entries(folder) if entry.is_dir()]
+    return [entry.name for entry in _entries(folder) if _is_folder(entry)]
 
 
-def _walk(folder: Path | str, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
-    """Paths of the images below `folder` in a fixed order; a link back to a folder above is not followed."""
-    found = os.stat(folder)
-    if (found.st_dev, found.st_ino) in above:
-        return
-    above |= {(found.st_dev, found.st_ino)}
-    for entry in _entries(folder):
-        if entry.is_dir():
-            yield from (f"{entry.name}/{name}" for name in _walk(entry.path, above))
-        elif is_image(entry.name):
-            yield entry.name
+def _walk(folder: Path | str) -> Iterator[str]:
+    """Paths of the images below `folder` in a fixed order.
+
+    Links are followed, but each folder is visited once: links to folders above would never end, and a few links beside
+    each other can lead to one folder in millions of ways. The depth of a folder is limited by that of a path alone.
+    """
+    visited: set[tuple[int, int]] = set()
+    waiting = [("", True)]  # (path from `folder`, whether it is one)
+    while waiting:
+        name, is_folder = waiting.pop()
+        if not is_folder:
+            yield name
+            continue
+        place = os.path.join(folder, name)
+        entries, before = _entries(place), f"{name}/" if name else ""
+        found = os.stat(place)
+        if (found.st_dev, found.st_ino) not in visited:
+            visited.add((found.st_dev, found.st_ino))
+            inside = [(before + entry.name, _is_folder(entry)) for entry in entries]
+            waiting += [(path, deeper) for path, deeper in reversed(inside) if deeper or is_image(path)]
 
 
 def _what_is_in(folder: Path) -> str:
-    found = [entry.name + "/" if entry.is_dir() else entry.name for entry in _entries(folder)]
+    found = [entry.name + "/" if _is_folder(entry) else entry.name for entry in _entries(folder)]
     if not found:
         return "the folder is empty"
     return "found " + ", ".join(found[:5]) + (f" and {len(found) - 5:,} more" if len(found) > 5 else "")

@@ -178,7 +178,11 @@ def _array(image: Image.Image) -> Pixels:
     pixels = np.empty((image.height, image.width, 3), np.uint8)
     rows = max(1, _BAND // image.width)
     for top in range(0, image.height, rows):
-        band = image if rows >= image.height else image.crop((0, top, image.width, min(top + rows, image.height)))
+        band = (
+            image
+            if rows >= image.height
+            else image.crop((0, top, image.width, min(top + rows, image.height)))
+        )
         pixels[top : top + rows] = np.asarray(band if band.mode == "RGB" else band.convert("RGB"))
     return pixels
 
