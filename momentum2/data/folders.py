@@ -11,6 +11,7 @@ from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.images import BadImage, Encoded, refuse_large
 from momentum2.data.layout import SPLITS, choose_split, is_hidden, is_image, labels_from_folders
 from momentum2.errors import SettingError, UserError
+from momentum2.files import read
 
 
 class Files(Dataset):
@@ -98,7 +99,7 @@ def open_list(path: Path, split: str) -> Files:
 
 def _read_list(path: Path) -> list[tuple[str, str | None]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read as a list of paths ({error}).") from error
     rows = [_path_and_label(line.strip()) for line in lines if line.strip()]
