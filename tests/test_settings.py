@@ -16,15 +16,17 @@ from hypothesis import strategies as st
 
 from momentum2 import load_encoder
 from momentum2.api import pretrain
-from momentum2.cli import main
+from momentum2.cli import commands, main
 from momentum2.config import Config, DataConfig, Limits, ModelConfig, MonitorConfig, TrainConfig
 from momentum2.detection.presets import DetectConfig, DetectionDataName, DetectorName, preset
 from momentum2.errors import SettingError, UnknownSetting, UserError
 from momentum2.recipes import RECIPES
 from momentum2.settings import (
     LARGEST_FILE,
+    _kinds,
     check,
     config_from_file,
+    convert,
     flatten,
     from_file,
     leaves,
@@ -455,10 +457,10 @@ def test_limits_are_read_from_the_types():
     assert {"train.epochs", "method.alpha", "optim.clip_norm", "eval_data.image_size"} <= limited
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", commands.COMMANDS)
 def test_every_number_of_a_command_has_a_ceiling(command: str):
     """A slip of the finger gets a sentence, not the memory of the machine."""
-    for name, hint in COMMANDS[command].options().known.items():
+    for name, hint in commands.COMMANDS[command].options().known.items():
         for kind, limits in _kinds(hint):
             if kind in (int, float) and name not in HARMLESS:
                 assert limits is not None, name
