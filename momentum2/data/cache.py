@@ -1,6 +1,5 @@
 """Decoded images in one memory-mapped file: when there is one, where it is, and reading it."""
 
-import fcntl
 import hashlib
 import io
 import logging
@@ -8,8 +7,8 @@ import os
 import shutil
 import stat
 import tokenize
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache as cache_calls
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +23,7 @@ from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.images import MAX_PIXELS, Array, BadImage, Picture, Pixels
 from momentum2.data.packing import BLOCK, decode, pack
 from momentum2.errors import SettingError
-from momentum2.files import read, read_json
+from momentum2.files import locked, read, read_json
 from momentum2.machine import memory
 
 _FORMAT = 1  # part of the key: raise it when other pixels come out of the same files
@@ -124,14 +123,6 @@ def packed(dataset: Dataset, kind: str, cache: Cache, directory: str | None) -> 
             f"{base} cannot be written ({error}). Choose another folder, or turn the cache off.",
         ) from error
     return dataset if content is None else Packed(dataset, content)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock that other processes on this machine respect; it is free again when its holder is gone."""
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _user_cache() -> Path:
