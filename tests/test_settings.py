@@ -465,7 +465,7 @@ def test_every_number_of_a_command_has_a_ceiling(command: str):
             if kind in (int, float) and name not in HARMLESS:
                 assert limits is not None, name
                 assert limits.high <= 1e9, name
-                with pytest.raises(SettingError, match="at most|from"):
+                with pytest.raises(SettingError, match=r"at most|from"):
                     convert(name, str(10**10), hint)
 
 
