@@ -9,6 +9,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 from momentum2 import __version__
 from momentum2.cli.commands import COMMANDS
@@ -41,7 +42,8 @@ def _listen() -> None:
     """Have everything said on the terminal, once; letters that it does not have are escaped."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            with suppress(OSError):  # of a stream that is a pipe and was opened to be read too
+                stream.reconfigure(errors="backslashreplace")
     log = logging.getLogger("momentum2")
     if not any(isinstance(handler, _Said) for handler in log.handlers):
         log.addHandler(_Said())
