@@ -30,7 +30,7 @@ Positive = Annotated[float, Limits(1e-6, 10**6)]
 NotNegative = Annotated[float, Limits(0, 10**6)]
 Width = Annotated[float, Limits(1e-3, 64)]
 Layer = Annotated[int, Limits(1, 2**18)]  # numbers in the output of a layer
-Side = Annotated[int, Limits(8, 8192)]  # of an image, in pixels
+Side = Annotated[int, Limits(8, 4096)]  # of an image, in pixels
 Batch = Annotated[int, Limits(1, 10**6)]
 Processes = Annotated[int, Limits(1, 2**16)]
 Workers = Annotated[int, Limits(0, 512)]
@@ -192,7 +192,7 @@ class ViewsConfig:
     blur: Strength = 1.0
     solarize: Strength = 1.0
     small_crops: Annotated[int, Limits(0, 100)] = 0
-    small_size: Annotated[int, Limits(1, 8192)] = 96
+    small_size: Annotated[int, Limits(1, 4096)] = 96
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.images import MAX_PIXELS, Array, BadImage, Picture, Pixels
 from momentum2.data.packing import BLOCK, decode, pack
 from momentum2.errors import SettingError
-from momentum2.files import locked, read, read_json
+from momentum2.files import at_home, locked, read, read_json
 from momentum2.machine import memory
 
 _FORMAT = 1  # part of the key: raise it when other pixels come out of the same files
@@ -100,7 +100,7 @@ def packed(dataset: Dataset, kind: str, cache: Cache, directory: str | None) -> 
     """`dataset` from its cache, which is made if needed; the data set itself if it is not cached."""
     if cache == "off" or dataset.in_memory:
         return dataset
-    base = Path(directory).expanduser() if directory else _user_cache()
+    base = at_home(directory) if directory else _user_cache()
     estimate = _decoded_bytes(dataset)
     if cache == "auto" and estimate > _SHARE * memory():
         return dataset

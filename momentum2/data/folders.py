@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from momentum2.data.images import BadImage, Encoded, refuse_large
 from momentum2.data.layout import SPLITS, choose_split, is_hidden, is_image, labels_from_folders
 from momentum2.errors import SettingError, UserError
 from momentum2.files import read
+
+_MOST_WAYS = 100  # that links may lead to one folder
 
 
 class Files(Dataset):
@@ -143,25 +146,34 @@ def _subfolders(folder: Path) -> list[str]:
 
 
 def _walk(folder: Path | str) -> Iterator[str]:
-    """Paths of the images below `folder` in a fixed order.
+    """Paths of the images below `folder` in a fixed order; a link back to a folder above is not followed.
 
-    Links are followed, but each folder is visited once: links to folders above would never end, and a few links beside
-    each other can lead to one folder in millions of ways. The depth of a folder is limited by that of a path alone.
+    A few links beside each other can lead to one folder in millions of ways: more than some are a `UserError`.
     """
-    visited: set[tuple[int, int]] = set()
-    waiting = [("", True)]  # (path from `folder`, whether it is one)
+    ways = Counter[tuple[int, int]]()
+    waiting: list[tuple[str, frozenset[tuple[int, int]] | None]] = [("", frozenset())]  # None: not a folder
     while waiting:
-        name, is_folder = waiting.pop()
-        if not is_folder:
+        name, above = waiting.pop()
+        if above is None:
             yield name
             continue
         place = os.path.join(folder, name)
         entries, before = _entries(place), f"{name}/" if name else ""
         found = os.stat(place)
-        if (found.st_dev, found.st_ino) not in visited:
-            visited.add((found.st_dev, found.st_ino))
-            inside = [(before + entry.name, _is_folder(entry)) for entry in entries]
-            waiting += [(path, deeper) for path, deeper in reversed(inside) if deeper or is_image(path)]
+        identity = found.st_dev, found.st_ino
+        if identity in above:
+            continue
+        ways[identity] += 1
+        if ways[identity] > _MOST_WAYS:
+            raise UserError(
+                f"Links lead to the folder {place} in more than {_MOST_WAYS} ways. Remove some of them."
+            )
+        inside = [
+            (before + entry.name, above | {identity} if _is_folder(entry) else None) for entry in entries
+        ]
+        waiting += [
+            (path, deeper) for path, deeper in reversed(inside) if deeper is not None or is_image(path)
+        ]
 
 
 def _what_is_in(folder: Path) -> str:

@@ -94,21 +94,21 @@ def pack(dataset: Dataset, folder: Path, estimate: int) -> None:
 def _write(results: Iterator[_Decoded], file: BinaryIO) -> tuple[Ints, dict[int, str], list[int]]:
     sizes: list[tuple[int, int]] = []
     bad: dict[int, str] = {}
-    blocks: list[int] = []  # the checksum of each BLOCK bytes
-    left = b""
+    blocks, room = [0], BLOCK  # the checksum of each BLOCK bytes, and how many of them the last one lacks
     for done in results:
         file.write(done.pixels)
         sizes += done.sizes
         bad |= done.bad
-        ready = memoryview(left + done.pixels)
-        whole = len(ready) - len(ready) % BLOCK
-        blocks += [crc32(ready[start : start + BLOCK]) for start in range(0, whole, BLOCK)]
-        left = bytes(ready[whole:])
-    if left:
-        blocks.append(crc32(left))
+        rest = memoryview(done.pixels)
+        while rest:
+            if room == 0:
+                blocks.append(0)
+                room = BLOCK
+            blocks[-1] = crc32(rest[:room], blocks[-1])
+            rest, room = rest[room:], room - min(room, len(rest))
     shapes = np.array(sizes, np.int64).reshape(-1, 2)
     lengths = shapes.prod(1) * 3
-    return np.column_stack([np.cumsum(lengths) - lengths, shapes]), bad, blocks
+    return np.column_stack([np.cumsum(lengths) - lengths, shapes]), bad, blocks if lengths.any() else []
 
 
 @contextmanager
