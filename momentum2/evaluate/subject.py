@@ -19,14 +19,15 @@ from momentum2.data import Dataset, open_dataset
 from momentum2.distributed.together import joined
 from momentum2.errors import SettingError, UserError, called
 from momentum2.evaluate.features import Features, extract
-from momentum2.evaluate.floors import Pixels, random_encoder
+from momentum2.evaluate.floors import Pixels, patch_encoder, random_encoder
 from momentum2.runs.encoder import EncoderCard, load_encoder, read_card
 from momentum2.runs.names import CONFIG
-from momentum2.runs.results import PIXELS, RANDOM, Settings
+from momentum2.runs.results import PATCHES, PIXELS, RANDOM, Settings
 from momentum2.settings import check, config_from_file
 from momentum2.training.device import choose_device
 
-Weights = Literal["given", "random", "pixels"]
+FloorName = Literal["random", "pixels", "patches"]
+Weights = Literal["given", FloorName]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class SubjectOptions:
     Args:
         data: Labeled images: split to learn from, test_split to test on (default: the run's eval_data).
         network: teacher or student (default: the one that the run exports).
-        weights: given, or a floor: the architecture at random initialization (random), or raw pixels (pixels).
+        weights: given, or a floor: the untrained network (random), raw pixels (pixels) or whitened patches (patches).
         backbone: Architecture of a state dict from elsewhere; that of a ResNet is detected.
         stem: Stem of a state dict from elsewhere.
         width: Width of a state dict from elsewhere.
@@ -147,11 +148,14 @@ class Subject:
             if self.card.backbone != OWN:  # there is no untrained copy of a custom network
                 yield self.floor("random")
             yield self.floor("pixels")
+            yield self.floor("patches")
 
-    def floor(self, weights: Literal["random", "pixels"]) -> tuple[str, Encoder]:
+    def floor(self, weights: FloorName) -> tuple[str, Encoder]:
+        o = self.options
         if weights == "pixels":
             return PIXELS, Pixels(self.spec.size)
-        o = self.options
+        if weights == "patches":
+            return PATCHES, patch_encoder(self.images, self.spec, o.seed, self.device, o.data.workers)
         return RANDOM, random_encoder(self.card, self.images, self.spec, o.seed, self.device, o.data.workers)
 
 
