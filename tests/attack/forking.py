@@ -33,7 +33,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def import_all() -> None:
     import momentum2
 
-    extra = ("torch._dynamo", "rich.progress", "rich.table", "PIL.Image", "plotly", "faster_coco_eval")
+    extra = ("torch._dynamo", "rich.progress", "rich.table", "PIL.Image", "faster_coco_eval")
     for name in extra:
         importlib.import_module(name)
     for module in pkgutil.walk_packages(momentum2.__path__, "momentum2."):
