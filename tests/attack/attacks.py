@@ -1353,6 +1353,62 @@ def caches_of_others() -> Iterator[Case]:
         yield Case("C11", "somebody-elses", words, both(sound, somebodys), cpu=12, check=_same_features)
 
 
+# -- C12, C13, C14: what one command shows of them; tests/runs, tests/distributed and tests/report have the rest
+
+
+@group
+def places_of_results() -> Iterator[Case]:
+    for name in (
+        "results.json",
+        "results.json.lock",
+        ".results.lock",
+        ".results.json.lock",
+        "results.lock",
+        ".lock",
+    ):
+        for kind in ("fifo", "zero", "folder", "dangling", "itself", "noise"):
+
+            def plant(place: Place, name: str = name, kind: str = kind) -> None:
+                RUN(place)
+                replace_by(place.case / "run" / name, kind)
+
+            yield Case("C12", f"{name}-{kind}", ON_RUN["knn"], plant, cpu=12)
+
+    def closed(place: Place) -> None:
+        RUN(place)
+        (place.case / "run").chmod(0o555)
+
+    yield Case("C12", "closed", ON_RUN["knn"], closed, cpu=12, powerless=True)
+
+
+@group
+def environments() -> Iterator[Case]:
+    good = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name in (*good, "LOCAL_WORLD_SIZE"):
+        for value in ("", "x", "-1", "9" * 30, "\x1b[31m", "1e3", "٣"):
+            given = {name: value} if name == "LOCAL_WORLD_SIZE" else good | {name: value}
+            for command, words in {"plan": PLAN, "pretrain": (*PRETRAIN, "--out", "new")}.items():
+                label = f"{command}-{name}-{ascii(value)[1:9]}"
+                codes = frozenset({0, 1, 2})  # 1: the others of the run are not there
+                yield Case("C13", label, words, copies("photos"), codes=codes, environment=given, cpu=12)
+
+
+@group
+def pages_that_cannot_be_served() -> Iterator[Case]:
+    for port in ("-1", "65536", "x", "9" * 30, "", "1.5", "80.0", "none"):
+        words = ("watch", "run", "--port", port)
+        yield Case("C14", f"port-{port[:9]}", words, RUN, codes=frozenset({2}), cpu=8)
+    for kind in KINDS:
+
+        def spoil(place: Place, kind: str = kind) -> None:
+            RUN(place)
+            replace_by(place.case / "run" / "config.yaml", kind)
+
+        yield Case(
+            "C14", f"config-{kind}", ("watch", "run", "--port", "0"), spoil, codes=frozenset({2}), cpu=8
+        )
+
+
 # -- C15
 
 
@@ -1418,7 +1474,7 @@ def folders() -> Iterator[Case]:
     def cycle(place: Place) -> None:
         photos(place.case / "photos")
         (place.case / "photos" / "class0" / "up").symlink_to("../..")
-        (place.case / "photos" / "class1" / "root").symlink_to("/proc/self")
+        (place.case / "photos" / "class1" / "self").symlink_to(".")
 
     yield Case("C15", "cycle", words, cycle, cpu=8)
 
