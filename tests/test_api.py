@@ -343,8 +343,8 @@ class Mine:
     def __len__(self): return 64
     def __getitem__(self, i): return np.full((40, 40 + i, 3), i, np.uint8)
 
-config = m2.recipe("quickstart", {"train.steps": 1, "data.workers": int(sys.argv[2]), "train.batch_size": 32, "model.width": 0.125,
-    "monitor.knn_every": 0, "monitor.report": False, "train.device": "cpu", "train.threads": 1})
+config = m2.recipe("quickstart", {"train.steps": 1, "data.workers": int(sys.argv[2]), "model.width": 0.125,
+    "train.batch_size": 32, "monitor.knn_every": 0, "monitor.report": False, "train.device": "cpu", "train.threads": 1})
 try:
     m2.pretrain(config, sys.argv[1], dataset=Mine())
 except m2.UserError as error:
