@@ -84,9 +84,7 @@ class Anchors(AnchorGenerator):  # type: ignore[misc]
         )
         self.strides, self.offset = strides, offset
 
-    def generate_anchors(
-        self, scales: tuple[float, ...], aspect_ratios: tuple[float, ...], **_: object
-    ) -> Tensor:
+    def generate_anchors(self, scales: tuple[float, ...], aspect_ratios: tuple[float, ...]) -> Tensor:
         """The anchors of a cell around its corner, ratio by ratio: (ratios · scales, 4)."""
         size, ratio = torch.tensor(scales)[None], torch.tensor(aspect_ratios)[:, None]
         w, h = (size / ratio.sqrt()).flatten(), (size * ratio.sqrt()).flatten()

@@ -5,6 +5,8 @@ from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
+import torch
+
 from momentum2.detection.data import open_data
 from momentum2.detection.finetune import style
 from momentum2.detection.folder import detect_in_folder
@@ -20,7 +22,10 @@ from momentum2.training.device import choose_device
 
 #: What may be another one than in training.
 _AT_USE = frozenset(
-    {"head.score_threshold", "head.detections", "data.test_short_edge", "data.max_long_edge", "train.device"}
+    {
+        *("head.score_threshold", "head.detections", "data.test_short_edge", "data.max_long_edge"),
+        *("train.device", "train.threads"),
+    }
 )
 _AT_TEST = _AT_USE | {
     *("data.name", "data.root", "data.test_split", "data.test_size", "data.scene_size", "train.seed"),
@@ -75,6 +80,8 @@ def _settings(
                 name, f"is {before} in {run} and cannot be {now} after training. Leave it out."
             )
     check(config)
+    if config.train.threads:
+        torch.set_num_threads(config.train.threads)
     card = replace(
         card,
         head=config.head,
