@@ -133,9 +133,12 @@ def build_detector(name: DetectorName, encoder: nn.Module, classes: int, head: H
             "head.fpn_channels",
             f"must be a multiple of 32 for {name} with group norm, not {head.fpn_channels}.",
         )
+    model: nn.Module
     if name in TWO_STAGE:
-        return _rcnn(name, body, classes, head)
-    return _retinanet(body, classes, head) if name == "retinanet" else _fcos(body, classes, head)
+        model = _rcnn(name, body, classes, head)
+    else:
+        model = _retinanet(body, classes, head) if name == "retinanet" else _fcos(body, classes, head)
+    return model
 
 
 def _rcnn(name: DetectorName, body: Maps, classes: int, head: HeadConfig) -> Any:

@@ -89,6 +89,7 @@ def settings(card: EncoderCard) -> dict[str, Any]:
             "FPN": {"NORM": "SyncBN"},
         },
         "INPUT": {"FORMAT": "RGB"},
+        "VERSION": 2,
     }
 
 
