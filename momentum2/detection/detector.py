@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from momentum2.backbones import Encoder
 from momentum2.config import Network
 from momentum2.detection.dense import Positives
-from momentum2.detection.heads import Heads
 from momentum2.detection.masks import paste
 from momentum2.detection.models import Pyramid
+from momentum2.detection.rcnn import Heads
 from momentum2.detection.targets import Detections, Target
 from momentum2.detection.transforms import resize, resize_boxes, scaled_size
 from momentum2.methods import Method

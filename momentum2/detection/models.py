@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from momentum2._torchvision import torchvision
 from momentum2.detection.dense import FCOSTowers, NormLayer, RetinaNetTowers
-from momentum2.detection.heads import CASCADE, SINGLE, Heads
 from momentum2.detection.maps import Maps, maps_of
 from momentum2.detection.presets import TWO_STAGE, WITH_MASKS, DetectorName, HeadConfig
 from momentum2.detection.proposals import Proposals
+from momentum2.detection.rcnn import CASCADE, SINGLE, Heads
 from momentum2.detection.targets import Target
 from momentum2.errors import SettingError
 from momentum2.norms import SyncedBatchNorm, convert_norms
