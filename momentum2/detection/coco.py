@@ -135,6 +135,10 @@ def _load(path: Path) -> dict[str, list[Entry]]:
                     raise UserError(
                         f"{path} is not in COCO's format: a 'bbox' is {entry['bbox']!r}, not x, y, w, h."
                     )
+                if "bbox" in keys and not _is_mask(entry.get("segmentation")):
+                    raise UserError(
+                        f"{path} is not in COCO's format: a 'segmentation' is neither polygons nor a run-length code."
+                    )
     except OSError as error:
         raise UserError(
             f"{path} cannot be read ({error.strerror}). Check data.root and data.split."
@@ -156,6 +160,12 @@ _INTEGERS = {"id", "image_id", "category_id", "height", "width"}
 
 def _is_box(value: object) -> bool:
     return isinstance(value, list) and len(value) == 4 and all(isinstance(v, int | float) for v in value)
+
+
+def _is_mask(value: object) -> bool:
+    if isinstance(value, dict):
+        return {"size", "counts"} <= value.keys()
+    return value is None or (isinstance(value, list) and all(isinstance(polygon, list) for polygon in value))
 
 
 def _by_image(annotations: list[Entry]) -> dict[int, list[Entry]]:
@@ -182,9 +192,9 @@ def _usable(
             x, y, w, h = annotation["bbox"]
             box = (max(x, 0), max(y, 0), min(x + w, entry["width"]), min(y + h, entry["height"]))
             mask = _mask(annotation)
-            if isinstance(mask, dict) and mask.get("size") != [entry["height"], entry["width"]]:
+            if isinstance(mask, dict) and mask["size"] != [entry["height"], entry["width"]]:
                 raise UserError(
-                    f"{source} has a mask of {mask.get('size')} pixels in image {entry['id']}, which has "
+                    f"{source} has a mask of {mask['size']} pixels in image {entry['id']}, which has "
                     f"[{entry['height']}, {entry['width']}]. Correct it, or remove its entry."
                 )
             if box[2] <= box[0] or box[3] <= box[1] or mask == []:

@@ -13,7 +13,7 @@ from momentum2.detection.presets import TWO_STAGE, WITH_MASKS, DetectorName, Hea
 from momentum2.detection.proposals import Proposals
 from momentum2.detection.rcnn import CASCADE, SINGLE, Heads
 from momentum2.detection.targets import Target
-from momentum2.errors import SettingError
+from momentum2.errors import SettingError, UserError
 from momentum2.norms import SyncedBatchNorm, convert_norms
 
 _detection = torchvision.models.detection
@@ -46,6 +46,8 @@ class Pyramid(nn.Module):
 
     def __init__(self, body: Maps, count: int, channels: int, extra: Extra) -> None:
         super().__init__()
+        if len(body.strides) < count:
+            raise UserError(f"The backbone has {len(body.strides)} maps, but this detector needs {count}.")
         self.body, self.count = body, count
         convert_norms(self.body, "synced")
         widths = list(body.channels[-count:])

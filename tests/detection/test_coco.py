@@ -171,6 +171,14 @@ def test_a_mask_of_another_size_is_refused(tmp_path: Path) -> None:
             json.dumps(content(annotations=[object_(3, 90, [0, 0, 1, 1]) | {"bbox": [0, 0, 1]}])),
             "a 'bbox' is ",
         ),
+        (
+            json.dumps(content(annotations=[object_(3, 90, [0, 0, 1, 1], segmentation="x")])),
+            "neither polygons nor",
+        ),
+        (
+            json.dumps(content(annotations=[object_(3, 90, [0, 0, 1, 1], segmentation={"size": [8, 10]})])),
+            "neither polygons nor",
+        ),
     ],
 )
 def test_damaged_annotation_files(tmp_path: Path, text: str, message: str) -> None:
