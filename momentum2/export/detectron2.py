@@ -10,6 +10,7 @@ import yaml
 from torch import Tensor
 
 from momentum2.export.target import Target, require_resnet, require_usual
+from momentum2.files import write_new
 from momentum2.runs.encoder import EncoderCard, LoadedEncoder
 from momentum2.weights import RESNETS
 
@@ -288,11 +289,11 @@ def write(loaded: LoadedEncoder, folder: Path) -> None:
     (folder / "configs").mkdir()
     for name, content in configs(card).items():
         _write_yaml(folder / "configs" / f"{name}.yaml", content)
-    (folder / "train.py").write_text(_TRAIN, encoding="utf-8")
+    write_new(folder / "train.py", _TRAIN)
 
 
 def _write_yaml(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    write_new(path, yaml.safe_dump(content, sort_keys=False))
 
 
 def lines(loaded: LoadedEncoder, folder: Path) -> str:
