@@ -74,6 +74,25 @@ class Method(nn.Module, ABC):
         return {}
 
 
+class ViewByView(Method):
+    """A method whose views meet in the loss alone, so that a CPU may work on several of them at a time.
+
+    `forward` is made of `encode` and `meet`, and so is the step of `momentum2.training.by_view`. A subclass with a
+    `forward` of its own is asked for that.
+    """
+
+    @abstractmethod
+    def encode(self, i: int, view: Tensor) -> tuple[Tensor, ...]:
+        """What the networks make of view i (N×3×S×S), with or without gradient; it changes only their buffers."""
+
+    @abstractmethod
+    def meet(self, encoded: list[tuple[Tensor, ...]], labels: Tensor | None) -> Output:
+        """The loss of the micro-batch, from what `encode` made of each view."""
+
+    def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
+        return self.meet([self.encode(i, view) for i, view in enumerate(views)], labels)
+
+
 def encoder_of(network: nn.Module) -> Encoder:
     """The encoder in a network that has a head behind it."""
     return cast(Encoder, network.get_submodule("encoder"))

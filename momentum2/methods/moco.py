@@ -9,7 +9,7 @@ from momentum2.backbones import Encoder
 from momentum2.config import Config
 from momentum2.errors import SettingError
 from momentum2.heads import mlp
-from momentum2.methods.method import Output, TeacherMethod
+from momentum2.methods.method import Output, TeacherMethod, ViewByView
 from momentum2.methods.precision import without_autocast
 from momentum2.norms import shuffled
 from momentum2.schedules import Schedule
@@ -25,7 +25,7 @@ def info_nce(q: Tensor, k: Tensor, queue: Tensor, temperature: float) -> Tensor:
     return F.cross_entropy(logits, torch.zeros(len(q), dtype=torch.long, device=q.device))
 
 
-class MoCo(TeacherMethod):
+class MoCo(ViewByView, TeacherMethod):
     """The teacher gives the keys, with shuffled, momentum or plain statistics."""
 
     teacher_norms = TeacherMethod.teacher_norms | {"shuffle"}
@@ -56,10 +56,15 @@ class MoCo(TeacherMethod):
         super().before_step(k)
         self.order.manual_seed(derive(self.seed, k, "shuffle"))  # the same on all processes
 
-    def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
-        q = F.normalize(self.student(views[0]).float(), dim=1)  # N×d
-        k = shuffled(self.teacher, views[1], self.order) if self.shuffle else self.teacher(views[1])
-        k = F.normalize(k.float(), dim=1)  # N×d, no gradient
+    def encode(self, i: int, view: Tensor) -> tuple[Tensor, ...]:
+        if i == 0:
+            z = self.student(view)
+        else:
+            z = shuffled(self.teacher, view, self.order) if self.shuffle else self.teacher(view)
+        return (F.normalize(z.float(), dim=1),)  # N×d; the teacher's without gradient
+
+    def meet(self, encoded: list[tuple[Tensor, ...]], labels: Tensor | None) -> Output:
+        (q,), (k,) = encoded
         self.keys.append(k)
         return Output(info_nce(q, k, self.queue, self.temperature), q.detach(), {})
 

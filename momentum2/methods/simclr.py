@@ -10,7 +10,7 @@ from momentum2 import distributed
 from momentum2.backbones import Encoder
 from momentum2.config import Config, Network
 from momentum2.heads import simclr_projector
-from momentum2.methods.method import Method, Output, encoder_of
+from momentum2.methods.method import Output, ViewByView, encoder_of
 from momentum2.methods.precision import without_autocast
 from momentum2.norms import convert_norms
 from momentum2.schedules import Schedule
@@ -29,7 +29,7 @@ def nt_xent(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
     return F.cross_entropy(logits, torch.cat([own + M, own]))
 
 
-class SimCLR(Method):
+class SimCLR(ViewByView):
     """Encoder f and projector g."""
 
     def __init__(self, config: Config, schedule: Schedule, f: Encoder, devices: int, classes: int) -> None:
@@ -40,8 +40,11 @@ class SimCLR(Method):
         convert_norms(self.student, method.student_norm, devices, method.compat)
         self.temperature = method.temperature
 
-    def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
-        z1, z2 = (F.normalize(self.student(v).float(), dim=1) for v in views[:2])  # N×d
+    def encode(self, i: int, view: Tensor) -> tuple[Tensor, ...]:
+        return (F.normalize(self.student(view).float(), dim=1),)  # N×d
+
+    def meet(self, encoded: list[tuple[Tensor, ...]], labels: Tensor | None) -> Output:
+        (z1,), (z2,) = encoded
         return Output(nt_xent(z1, z2, self.temperature), z1.detach(), {})
 
     def encoders(self) -> dict[Network, Encoder]:

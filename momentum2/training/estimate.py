@@ -11,9 +11,9 @@ from torch import Tensor
 from momentum2.augment import draw, render, view_specs
 from momentum2.config import Config
 from momentum2.data import open_dataset
-from momentum2.machine import cpu_threads
 from momentum2.optim import build_optimizer
 from momentum2.training.build import build_method
+from momentum2.training.by_view import choose_threads
 from momentum2.training.device import choose_device, keep_large_blocks, use_bf16
 from momentum2.training.plan import Plan, describe, resolve
 from momentum2.training.step import Stepper
@@ -98,7 +98,6 @@ def step_seconds(config: Config, plan: Plan, classes: int, steps: int = 4) -> fl
     """Median seconds of an optimizer step of one process, without waiting for data; the first step is left out."""
     device = choose_device(config.train.device)
     keep_large_blocks()
-    torch.set_num_threads(config.train.threads or cpu_threads())
     step = make_step(config, plan, classes, device)
     seconds = []
     for k in range(steps):
@@ -109,14 +108,15 @@ def step_seconds(config: Config, plan: Plan, classes: int, steps: int = 4) -> fl
 
 
 def make_step(config: Config, plan: Plan, classes: int, device: torch.device) -> Callable[[int], None]:
-    """A function that takes optimizer step k on random images and waits for its end.
+    """A function that takes optimizer step k on random images, with the threads of a run, and waits for its end.
 
     Augmentation is included; reading images and what is logged are not. The learning rate is 0.
     """
     method = build_method(config, plan, classes)
     method.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = build_optimizer(method.train().named_parameters(), config.optim, lr=0.0)
-    take_step = Stepper(method, optimizer, config.train, config.optim, device)
+    threads = choose_threads(method, config.train, device, None)
+    take_step = Stepper(method, optimizer, config.train, config.optim, device, threads)
     specs = view_specs(config.views, config.data.image_size)
     n, side = plan.micro_batch, config.data.image_size
     images = torch.randint(0, 256, (n, 3, side, side), dtype=torch.uint8, device=device)

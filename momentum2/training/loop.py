@@ -2,15 +2,13 @@
 
 from functools import partial
 
-import torch
-
 from momentum2 import distributed
 from momentum2.distributed.together import broadcast_bytes
-from momentum2.machine import cpu_threads
 from momentum2.optim import build_optimizer
 from momentum2.runs.checkpoint import collect, restore
 from momentum2.runs.directory import OpenRun
 from momentum2.training.alarms import Alarms
+from momentum2.training.by_view import choose_threads
 from momentum2.training.device import memory_gb
 from momentum2.training.job import Job
 from momentum2.training.log import Log, Meter, spread
@@ -27,10 +25,8 @@ def fit(job: Job, run: OpenRun) -> bool:
     start = saved.step if saved else 0
     if saved:
         restore(method, optimizer, saved)
-    # The number of threads decides the order of sums on a CPU, so a resumed run keeps it.
-    threads = t.threads or int(saved.info["threads"] if saved else broadcast_bytes(b"%d" % cpu_threads()))
-    torch.set_num_threads(threads)
-    take_step = Stepper(method.train(), optimizer, t, job.optim, device)
+    threads = choose_threads(method, t, device, saved.info if saved else None)
+    take_step = Stepper(method.train(), optimizer, t, job.optim, device, threads)
     log = Log(run.directory, start, job.steps, job.steps_per_epoch, job.monitor.tensorboard)
     alarms, meter, stop = Alarms(job.monitor), Meter(), False
     with log, StopSignal() as signal, job.batches(start) as batches:
@@ -64,7 +60,8 @@ def fit(job: Job, run: OpenRun) -> bool:
                 for sentence in alarms.check(done, values):
                     log.alarm(done, sentence)
             if done == job.steps or done % t.checkpoint_every == 0 or stop:
-                run.checkpoints.save(done, *collect(method, optimizer), {"threads": threads, **job.decided})
+                decided = {**take_step.threads.decide(), **job.decided}
+                run.checkpoints.save(done, *collect(method, optimizer), decided)
                 meter.restart()  # this time is not the steps'
             if stop:
                 break

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,9 +12,10 @@ from torch.nn.utils import clip_grad_norm_
 
 from momentum2 import distributed
 from momentum2.config import OptimConfig, TrainConfig
-from momentum2.methods import Method, Output
+from momentum2.methods import Method, Output, ViewByView
 from momentum2.optim import set_lr
 from momentum2.seeds import derive
+from momentum2.training.by_view import ByView, Threads
 from momentum2.training.device import use_bf16
 
 
@@ -36,6 +38,7 @@ class Stepper:
         train: Seed, micro-batches, precision and whether to compile.
         optim: The norm to which gradients are clipped.
         device: Where it computes.
+        threads: Of the CPU; `self.threads` is what the next step takes.
     """
 
     def __init__(
@@ -45,11 +48,20 @@ class Stepper:
         train: TrainConfig,
         optim: OptimConfig,
         device: torch.device,
+        threads: Threads,
     ) -> None:
         self.method, self.optimizer, self.train, self.device = method, optimizer, train, device
         self.largest_norm = optim.clip_norm or float("inf")
         self.parameters = [p for p in method.parameters() if p.requires_grad]
-        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=use_bf16(train.precision, device))
+        bf16 = use_bf16(train.precision, device)
+        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
+        self.by_view: ByView | None = None
+        self.threads = threads
+        torch.set_num_threads(threads.each)
+        if threads.by_view:
+            assert isinstance(method, ViewByView)
+            alone = partial(torch.autocast, device.type, torch.bfloat16, enabled=bf16, cache_enabled=False)
+            self.by_view = ByView(method, threads, alone)
         # Buffers stay with their process: whose statistics count is the method's business.
         self.parallel: DistributedDataParallel | None = None
         model: nn.Module = method
@@ -79,13 +91,23 @@ class Stepper:
         set_lr(self.optimizer, lr)
         self.method.before_step(k)
         loss, count = torch.zeros((), device=self.device), self.train.accumulate
+        output: Output
         for i in range(count):
+            if self.by_view is not None:
+                views, labels = inputs(i)
+                output = self.by_view(views, labels, count)
+                loss += output.loss.detach() / count
+                continue
             last = i == count - 1
             with self.parallel.no_sync() if self.parallel and not last else nullcontext():
                 with self.autocast:
-                    output: Output = self.model(*inputs(i))
+                    output = self.model(*inputs(i))
                 (output.loss / count).backward()
             loss += output.loss.detach() / count
+        if self.by_view is not None and not self.by_view.safe:
+            # All cores for one call, from the next step on; a resumed run begins like that.
+            self.by_view, self.threads = None, Threads(self.threads.each * self.threads.lanes, by_view=False)
+            torch.set_num_threads(self.threads.each)
         norm = clip_grad_norm_(self.parameters, self.largest_norm)
         stop = check(loss + norm)
         self.optimizer.step()

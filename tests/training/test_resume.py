@@ -180,11 +180,12 @@ THREADS = """
 import os, sys
 from pathlib import Path
 import torch
+import momentum2.training.by_view as by_view
 import momentum2.training.loop as train
 from momentum2.cli import main
 
 out, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-train.cpu_threads = lambda: 2 - rank  # what each process would choose by its own look
+by_view.cpu_threads = lambda: 2 - rank  # what each process would choose by its own look
 make_stepper, used = train.Stepper, []
 train.Stepper = lambda *rest: (used.append(torch.get_num_threads()), make_stepper(*rest))[1]
 size = ["--train.steps=1", "--train.batch_size=8", "--model.width=0.125", "--model.projector_hidden=32"]
