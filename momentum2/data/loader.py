@@ -195,6 +195,7 @@ class _Host(NamedTuple):
     step: int
     images: list[Tensor]
     draws: tuple[Draws, ...]
+    labels: Tensor | None
     taken: Ints
 
 
@@ -249,17 +250,17 @@ class _Feed:
                 draw_at(spec, task.seed, part.step, view, task.count, part.places)
                 for view, spec in enumerate(task.specs)
             )
-            yield _Host(part.step, [self._own(array) for array in images], draws, taken)
+            labels = None if task.dataset.labels is None else self._own(task.dataset.labels[taken])
+            yield _Host(part.step, [self._own(array) for array in images], draws, labels, taken)
 
-    def _own(self, images: Images) -> Tensor:
+    def _own(self, values: Images | Ints) -> Tensor:
         """A copy of its own for what will be overwritten; pinned if a GPU is to fetch it."""
-        tensor = torch.from_numpy(images)
+        tensor = torch.from_numpy(values)
         if self.device.type == "cuda":
             return tensor.pin_memory()
-        return tensor if images.base is None else tensor.clone()
+        return tensor if values.base is None else tensor.clone()
 
     def _deliver(self, ready: Iterator[_Host], interrupt: Callable[[], None]) -> Iterator[Batch]:
-        labels = self.task.dataset.labels
         with closing(_in_background(ready, interrupt)) as hosts:
             while True:
                 begin = time.perf_counter()
@@ -272,7 +273,7 @@ class _Feed:
                     host.step,
                     images[0] if self.task.whole else images,
                     host.draws,
-                    None if labels is None else torch.from_numpy(labels[host.taken]).to(self.device),
+                    None if host.labels is None else host.labels.to(self.device, non_blocking=True),
                     torch.from_numpy(host.taken),
                     wait,
                 )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from momentum2.backbones import Encoder
 from momentum2.config import Config, Network, TeacherNormName
 from momentum2.norms import convert_norms, momentum_norms
+from momentum2.norms.momentum import commit_all, set_alpha
 from momentum2.schedules import Schedule
 from momentum2.teacher import MomentumTeacher, TeacherNorm
 
@@ -51,8 +52,7 @@ class Method(nn.Module, ABC):
 
     def before_step(self, k: int) -> None:
         """Hand every Momentum BN, the teacher's and a student's, the α of step k."""
-        for norm in momentum_norms(self):
-            norm.alpha = self.schedule.alpha(k)
+        set_alpha(list(momentum_norms(self)), self.schedule.alpha(k))
 
     @abstractmethod
     def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
@@ -62,8 +62,7 @@ class Method(nn.Module, ABC):
         """Commit the statistics of every Momentum BN but a teacher's, whose own `update` commits them."""
         for part in self.children():
             if not isinstance(part, MomentumTeacher):
-                for norm in momentum_norms(part):
-                    norm.commit()
+                commit_all(list(momentum_norms(part)))
 
     @abstractmethod
     def encoders(self) -> dict[Network, Encoder]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from momentum2 import distributed
 from momentum2.config import OptimConfig, TrainConfig
@@ -51,7 +51,7 @@ class Stepper:
         threads: Threads,
     ) -> None:
         self.method, self.optimizer, self.train, self.device = method, optimizer, train, device
-        self.largest_norm = optim.clip_norm or float("inf")
+        self.largest_norm = optim.clip_norm
         self.parameters = [p for p in method.parameters() if p.requires_grad]
         bf16 = use_bf16(train.precision, device)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
@@ -108,7 +108,10 @@ class Stepper:
             # All cores for one call, from the next step on; a resumed run begins like that.
             self.by_view, self.threads = None, Threads(self.threads.each * self.threads.lanes, by_view=False)
             torch.set_num_threads(self.threads.each)
-        norm = clip_grad_norm_(self.parameters, self.largest_norm)
+        if self.largest_norm is None:  # clipping to infinity would multiply all gradients by 1
+            norm = get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        else:
+            norm = clip_grad_norm_(self.parameters, self.largest_norm)
         stop = check(loss + norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -59,7 +59,7 @@ SHAPED_BY_VALUES = ("nonzero", "masked_select", "unique", "_unique2", "unique_co
 #: Operations that check their status on the host.
 CHECKED = ("_linalg_svd", "linalg_eigh", "_linalg_eigh", "linalg_qr")
 #: Operations that autocast computes in its dtype.
-LOW = {F: None for F in (torch.conv2d, torch.nn.functional.conv2d, torch.nn.functional.linear, torch.matmul)}
+LOW = dict.fromkeys((torch.conv2d, torch.nn.functional.conv2d, torch.nn.functional.linear, torch.matmul))
 
 
 class CudaTensor(Tensor):
@@ -209,7 +209,7 @@ class _Operations(TorchDispatchMode):
         kwargs.pop("pin_memory", None)
         unwrap = lambda t: (
             t.meta if isinstance(t, CudaTensor) else t.to(META) if isinstance(t, Tensor) and t.dim() else t
-        )  # noqa: E731
+        )
         metas, options = tree_map(unwrap, (args, kwargs))
         owner = {id(t.meta): t for t in tree_iter((args, kwargs)) if isinstance(t, CudaTensor)}
         if name in SHAPES:
