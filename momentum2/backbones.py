@@ -63,6 +63,10 @@ def with_feature_dim(network: nn.Module, image_size: int) -> Encoder:
 def _torchvision_network(name: str) -> nn.Module:
     from momentum2._torchvision import torchvision
 
+    if (
+        name == "resnet10"
+    ):  # ResNet-18 with one block a stage, which torchvision's class makes but has no name for
+        return torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1])
     names = torchvision.models.list_models(module=torchvision.models)
     if name not in names:
         close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)

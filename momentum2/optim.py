@@ -1,4 +1,4 @@
-"""SGD and LARS with the parameter groups of the recipes."""
+"""The optimizers, with the parameter groups of the recipes."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from momentum2.config import OptimConfig
+from momentum2.muon import Muon
 
 
 def build_optimizer(
@@ -42,6 +43,8 @@ def build_optimizer(
     ]
     if config.name == "lars":
         return LARS(options, lr, config.sgd_momentum, config.weight_decay, config.lars_eta)
+    if config.name == "muon":
+        return Muon(options, lr, config.sgd_momentum, config.weight_decay, config.nesterov)
     # Not `fused`: it walks raw memory, and is silently wrong where a gradient or buffer has another layout.
     return SGD(
         options,

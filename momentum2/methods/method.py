@@ -1,9 +1,11 @@
 """What the training loop asks of a method, and nothing else."""
 
+import itertools
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from typing import ClassVar, NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 
 from momentum2.backbones import Encoder
@@ -37,6 +39,8 @@ class Method(nn.Module, ABC):
     needs_labels: ClassVar[bool] = False
     #: Whether it can leave the encoder as it is (`method.freeze_encoder`).
     can_freeze: ClassVar[bool] = False
+    #: Whether it can have both views in one call of a network (`method.joint_views`).
+    can_join: ClassVar[bool] = False
     #: How many views of an image it may be given.
     views: ClassVar[range] = range(2, 3)
     #: Parameters whose names start so keep the peak learning rate for the whole run.
@@ -80,6 +84,9 @@ class ViewByView(Method):
     `forward` of its own is asked for that.
     """
 
+    #: With `method.joint_views`, the devices whose samples come in one batch; None for a call a view.
+    joint: int | None = None
+
     @abstractmethod
     def encode(self, i: int, view: Tensor) -> tuple[Tensor, ...]:
         """What the networks make of view i (N×3×S×S), with or without gradient; it changes only their buffers."""
@@ -89,7 +96,30 @@ class ViewByView(Method):
         """The loss of the micro-batch, from what `encode` made of each view."""
 
     def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
+        if self.joint is not None:
+            return self.meet(self.encode_joined(views, self.joint), labels)
         return self.meet([self.encode(i, view) for i, view in enumerate(views)], labels)
+
+    def encode_joined(self, views: list[Tensor], devices: int) -> list[tuple[Tensor, ...]]:
+        """As `encode` of each view, but with one call of a network for all of one size, if the method `can_join`."""
+        raise NotImplementedError
+
+
+def outputs_of(network: nn.Module, views: list[Tensor], devices: int) -> list[Tensor]:
+    """The network's N×d outputs of each view, by one call for all views of one size.
+
+    Args:
+        network: It has batch norms.
+        views: N×3×S×S each.
+        devices: The samples of each of these stay together, so that its statistics are over all its views.
+    """
+    outputs: list[Tensor] = []
+    for _, same in itertools.groupby(views, lambda v: v.shape[-1]):
+        parts = [v.chunk(devices) for v in same]
+        z = network(torch.cat([part for of_device in zip(*parts, strict=True) for part in of_device]))
+        split = z.unflatten(0, (devices, len(parts), -1))  # devices × views × samples × d
+        outputs += [x.flatten(0, 1) for x in split.unbind(1)]
+    return outputs
 
 
 def encoder_of(network: nn.Module) -> Encoder:

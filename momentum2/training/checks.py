@@ -54,8 +54,8 @@ def check(config: Config, kind: type[Method]) -> None:
 
 def check_optim(optim: OptimConfig) -> None:
     """Raise a `UserError` for settings of the optimizer that do not suit each other."""
-    if optim.nesterov and optim.name != "sgd":
-        raise SettingError("optim.nesterov", f"is for sgd, not {optim.name}. Leave it out.")
+    if optim.nesterov and optim.name == "lars":
+        raise SettingError("optim.nesterov", f"is for sgd and muon, not {optim.name}. Leave it out.")
     if optim.nesterov and optim.sgd_momentum == 0:
         raise SettingError("optim.nesterov", "needs momentum. Set optim.sgd_momentum above 0.")
     for share in optim.milestones or ():

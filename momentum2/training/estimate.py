@@ -71,7 +71,13 @@ def memory_bytes(config: Config, plan: Plan, classes: int) -> tuple[int, int]:
     with torch.device("meta"):
         method = build_method(config, plan, classes)
     state = sum(t.numel() * t.element_size() for t in method.state_dict().values())
-    trained = sum(2 * p.numel() * p.element_size() for p in method.parameters() if p.requires_grad)
+    parameters = [p for p in method.parameters() if p.requires_grad]
+    optimizer = build_optimizer(method.named_parameters(), config.optim, lr=0.0)
+    for p in parameters:
+        p.grad = torch.empty_like(p)
+    optimizer.step()  # without content too: it makes the optimizer's tensors
+    kept_by_optimizer = [t for of in optimizer.state.values() for t in of.values() if isinstance(t, Tensor)]
+    trained = sum(t.numel() * t.element_size() for t in [*parameters, *kept_by_optimizer])
     weights = {p.untyped_storage()._cdata for p in method.parameters()}
     kept: dict[int, int] = {}
 
