@@ -101,7 +101,8 @@ def data_parallel(module: nn.Module) -> DistributedDataParallel:
     with warnings.catch_warnings():
         # torch would have buffers synced once at the start instead: over those that a checkpoint has restored.
         warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
-        return DistributedDataParallel(module, broadcast_buffers=False)
+        # Gradients that are views of what travels: no copy of them all, and their memory once.
+        return DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
 
 
 def barrier() -> None:
@@ -152,13 +153,38 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
         x = x.contiguous()
-        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, x)
-        return torch.cat(parts)
+        everything = x.new_empty(dist.get_world_size() * len(x), *x.shape[1:])
+        dist.all_gather_into_tensor(everything, x)
+        return everything
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> Tensor:
         return all_reduce_sum(grad).chunk(dist.get_world_size())[dist.get_rank()]
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        ctx.sizes = sent, received  # type: ignore[attr-defined]
+        parts = x.new_empty(sum(received), *x.shape[1:])
+        dist.all_to_all_single(parts, x.contiguous(), received, sent)
+        return parts
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
+        sent, received = ctx.sizes  # type: ignore[attr-defined]
+        return exchange(grad, received, sent), None, None
+
+
+def exchange(x: Tensor, sent: list[int], received: list[int]) -> Tensor:
+    """Rows from all processes, in the order of their ranks. Differentiable.
+
+    Args:
+        x: (n, ...), first the rows for process 0, then those for process 1, and so on.
+        sent: How many rows each process gets of x.
+        received: How many this process gets of each.
+    """
+    return x if world_size() == 1 else _Exchange.apply(x, sent, received)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def gather(x: Tensor, even: bool = True) -> Tensor:

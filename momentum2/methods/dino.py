@@ -82,14 +82,17 @@ class DINO(ViewByView, TeacherMethod):
 
     def meet(self, encoded: list[tuple[Tensor, ...]], labels: Tensor | None) -> Output:
         t = torch.stack([t for _, t in encoded[:2]])  # 2×N×d
-        self.means.append(t.mean((0, 1)))
         p = F.softmax((t - self.center) / self.teacher_temperature, dim=2)  # 2×N×d
         terms = []
         for j, (log_q, *_) in enumerate(encoded):  # the two large views, and small crops if there are any
             terms += [-(p[i] * log_q).sum(1).mean() for i in range(2) if i != j]
         entropy = torch.special.entr(p).sum(2).mean()
         # Not t, which may have much in common that the center takes away: collapsed are equal assignments.
-        return Output(torch.stack(terms).mean(), p[0], {"teacher_entropy": entropy})
+        return Output(torch.stack(terms).mean(), p[0], {"teacher_entropy": entropy}, t.mean((0, 1)))
+
+    def keep(self, output: Output) -> None:
+        assert output.kept is not None
+        self.means.append(output.kept)
 
     @torch.no_grad()
     def after_step(self, k: int) -> None:

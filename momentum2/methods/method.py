@@ -17,17 +17,21 @@ from momentum2.teacher import MomentumTeacher, TeacherNorm
 
 
 class Output(NamedTuple):
-    """Result of one micro-batch: the loss, and N×d outputs if their spread should be watched for collapse."""
+    """Result of one micro-batch.
+
+    The loss; N×d outputs if their spread should be watched for collapse; numbers to log; and what `keep` is to keep.
+    """
 
     loss: Tensor
     z: Tensor | None
     metrics: dict[str, Tensor]
+    kept: Tensor | None = None
 
 
 class Method(nn.Module, ABC):
     """A network that turns the views of a batch into a loss.
 
-    For step k the loop calls `before_step(k)`, then `forward` once per micro-batch, then the optimizer,
+    For step k the loop calls `before_step(k)`, then `forward` and `keep` once per micro-batch, then the optimizer,
     then `after_step(k)`. All that must survive a restart is in parameters and persistent buffers.
     """
 
@@ -61,6 +65,12 @@ class Method(nn.Module, ABC):
     @abstractmethod
     def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
         """Loss of one micro-batch; each view is N×3×S×S, normalized."""
+
+    def keep(self, output: Output) -> None:
+        """Keep for `after_step` what a micro-batch has to be remembered by.
+
+        In `forward`, which may be compiled, a list that grows would have it compiled again.
+        """
 
     def after_step(self, k: int) -> None:
         """Commit the statistics of every Momentum BN but a teacher's, whose own `update` commits them."""

@@ -38,7 +38,7 @@ class Stepper:
         train: Seed, micro-batches, precision and whether to compile.
         optim: The norm to which gradients are clipped.
         device: Where it computes.
-        threads: Of the CPU; `self.threads` is what the next step takes.
+        threads: Of the CPU; None leaves them as they are. `self.threads` are those of the next step.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Stepper:
         train: TrainConfig,
         optim: OptimConfig,
         device: torch.device,
-        threads: Threads,
+        threads: Threads | None = None,
     ) -> None:
         self.method, self.optimizer, self.train, self.device = method, optimizer, train, device
         self.largest_norm = optim.clip_norm
@@ -56,12 +56,12 @@ class Stepper:
         bf16 = use_bf16(train.precision, device)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
         self.by_view: ByView | None = None
-        self.threads = threads
-        torch.set_num_threads(threads.each)
-        if threads.by_view:
+        self.threads = threads or Threads(torch.get_num_threads(), by_view=False)
+        torch.set_num_threads(self.threads.each)
+        if self.threads.by_view:
             assert isinstance(method, ViewByView)
             alone = partial(torch.autocast, device.type, torch.bfloat16, enabled=bf16, cache_enabled=False)
-            self.by_view = ByView(method, threads, alone)
+            self.by_view = ByView(method, self.threads, alone)
         # Buffers stay with their process: whose statistics count is the method's business.
         self.parallel: DistributedDataParallel | None = None
         model: nn.Module = method
@@ -96,6 +96,7 @@ class Stepper:
             if self.by_view is not None:
                 views, labels = inputs(i)
                 output = self.by_view(views, labels, count)
+                self.method.keep(output)
                 loss += output.loss.detach() / count
                 continue
             last = i == count - 1
@@ -103,6 +104,7 @@ class Stepper:
                 with self.autocast:
                     output = self.model(*inputs(i))
                 (output.loss / count).backward()
+            self.method.keep(output)
             loss += output.loss.detach() / count
         if self.by_view is not None and not self.by_view.safe:
             # All cores for one call, from the next step on; a resumed run begins like that.
