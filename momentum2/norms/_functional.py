@@ -97,7 +97,7 @@ def _forward(
     dtype = _statistics_dtype(x)
     weight = None if weight is None else weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
-    if (devices == 1 and kind == "cpu" or kernels_for(x, devices)) and not compiling:
+    if ((devices == 1 and kind == "cpu") or kernels_for(x, devices)) and not compiling:
         mean, var = statistics(*_kernel_statistics(x, devices), n)
         parts = [
             F.batch_norm(chunk, mean[i], var[i], weight, bias, False, 0.0, eps)

@@ -11,22 +11,23 @@ from fake import CUDA, Count, Device, fake_cuda
 from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, MonitorConfig, TrainConfig
 from momentum2.data import open_dataset
 from momentum2.methods import Method
+from momentum2.runs.checkpoint import Checkpoints
 from momentum2.runs.directory import open_run
 from momentum2.training.build import build_method, make_job
 from momentum2.training.loop import fit
 from momentum2.training.plan import resolve
 
-#: Steps of a run: the first has momentum buffers to make, the third is logged, the last is logged and saved.
-STEPS = 5
+#: Steps of a run: the first has momentum buffers to make, the third is logged and saved.
+STEPS = 3
 
 
 @dataclass
 class Counted:
-    """A usual step, one that is logged, and what comes after the last: its log line and the checkpoint."""
+    """A usual step, the last one with its log line, and the checkpoint behind it."""
 
     usual: Count
     logged: Count
-    last: Count
+    saved: Count
     device: Device
 
 
@@ -70,10 +71,16 @@ def count(config: Config, out: Path, world: int = 1) -> Counted:
             counts.append(device.step())
             begin(self, k)
 
+        def save(self: Checkpoints, *args: Any) -> None:
+            counts.append(device.step())
+            write(self, *args)
+
+        write = Checkpoints.save
         with (
             patch.object(Method, "before_step", before_step),
+            patch.object(Checkpoints, "save", save),
             open_run(out, config, "auto", frozenset()) as run,
         ):
             fit(make_job(config, plan, method, dataset, out, CUDA, None), run)
         counts.append(device.step())
-        return Counted(counts[2], counts[3], counts[5], device)
+        return Counted(counts[2], counts[3], counts[4], device)

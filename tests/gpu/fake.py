@@ -1,9 +1,9 @@
 """A CUDA device that computes nothing and counts everything, for machines without one.
 
 Inside `fake_cuda()` the package runs its real code on tensors that have a shape, a dtype and the device cuda:0, but no
-content. Each operation on them is counted, with the bytes that it reads and writes and the line of the package that asked
-for it; so is each time that a real GPU would be waited for, and each copy between the host and the device. What the
-rules below say is read in torch's sources and documentation, not measured; `docs/gpu.md` says what that is worth.
+content. Each operation on them is counted, with the bytes that it reads and writes; and, with the line of the package,
+each time that a real GPU would be waited for and each copy between the host and the device. What the rules below say is
+read in torch's sources and documentation, not measured; `docs/gpu.md` says what that is worth.
 
 A tensor of the device is a subclass over a meta tensor. C++ sees the meta device, so autograd runs; Python sees
 cuda:0. Values read by the host are zeros, and True.
@@ -34,7 +34,7 @@ PACKAGE = str(Path(momentum2.__file__).parent)
 CUDA, META = torch.device("cuda", 0), torch.device("meta")
 aten = torch.ops.aten
 
-#: Kernels that one call launches, where that is not 1. Batch norm's are read in torch's CUDA source, the rest is assumed.
+#: Kernels that a call launches, where that is not 1. Batch norm's are read in torch's CUDA source, the rest is assumed.
 KERNELS = {
     "native_batch_norm": 3,
     "batch_norm_update_stats": 2,
@@ -59,13 +59,16 @@ SHAPED_BY_VALUES = ("nonzero", "masked_select", "unique", "_unique2", "unique_co
 #: Operations that check their status on the host.
 CHECKED = ("_linalg_svd", "linalg_eigh", "_linalg_eigh", "linalg_qr")
 #: Operations that autocast computes in its dtype.
-LOW = dict.fromkeys((torch.conv2d, torch.nn.functional.conv2d, torch.nn.functional.linear, torch.matmul))
+LOW = ("conv2d", "linear", "matmul", "__matmul__", "mm", "bmm", "addmm")
 
 
 class CudaTensor(Tensor):
     """A tensor on the fake device."""
 
     meta: Tensor
+    __torch_function__ = (
+        torch._C._disabled_torch_function_impl
+    )  # or results would become tensors of this class
 
     @staticmethod
     def of(meta: Tensor) -> "CudaTensor":
@@ -98,7 +101,6 @@ class Count:
     waits: Counter[str] = field(default_factory=Counter)  # by FILE:LINE of the package
     pageable: Counter[str] = field(default_factory=Counter)
     by_name: Counter[str] = field(default_factory=Counter)
-    by_line: Counter[str] = field(default_factory=Counter)
 
 
 class Device:
@@ -119,9 +121,8 @@ class Device:
         """A copy between host and device; `target` is None for a new tensor."""
         host = source if not isinstance(source, CudaTensor) else target
         pinned = host is not None and self.is_pinned(host)
-        if isinstance(source, CudaTensor) or not non_blocking:
-            if not (pinned and non_blocking):
-                self.wait()
+        if not non_blocking or (isinstance(source, CudaTensor) and not pinned):
+            self.wait()
         if pinned:
             self.now.pinned += 1
         elif not isinstance(source, CudaTensor):
@@ -207,15 +208,15 @@ class _Operations(TorchDispatchMode):
                 else kwargs["device"],
             }
         kwargs.pop("pin_memory", None)
-        unwrap = lambda t: (
-            t.meta if isinstance(t, CudaTensor) else t.to(META) if isinstance(t, Tensor) and t.dim() else t
-        )
+
+        def unwrap(t: Any) -> Any:
+            if isinstance(t, CudaTensor):
+                return t.meta
+            return t.to(META) if isinstance(t, Tensor) and t.dim() else t
+
         metas, options = tree_map(unwrap, (args, kwargs))
         owner = {id(t.meta): t for t in tree_iter((args, kwargs)) if isinstance(t, CudaTensor)}
-        if name in SHAPES:
-            found = SHAPES[name](*metas, **options)
-        else:
-            found = func(*metas, **options)
+        found = SHAPES.get(name, func)(*metas, **options)
 
         def wrap(t: Any) -> Any:
             if not isinstance(t, Tensor):
@@ -277,7 +278,6 @@ class _Operations(TorchDispatchMode):
             read = 0
         count.bytes += read + sum(map(_bytes, made.values()))
         count.by_name[name] += 1
-        count.by_line[_line()] += 1
         if name == "convolution":
             self.device.dtypes[name].add(args[0].dtype)
 
@@ -351,15 +351,7 @@ class _Functions(TorchFunctionMode):
         if func is torch.tensor and _is_cuda(kwargs.get("device")):
             kwargs.pop("device")
             return func(*args, **kwargs).to(CUDA)
-        if name in (
-            "conv2d",
-            "linear",
-            "matmul",
-            "__matmul__",
-            "mm",
-            "bmm",
-            "addmm",
-        ) and torch.is_autocast_enabled("cuda"):
+        if name in LOW and torch.is_autocast_enabled("cuda"):
             args, kwargs = tree_map(self._low, (args, kwargs))
         return func(*args, **kwargs)
 
@@ -375,22 +367,25 @@ class _Functions(TorchFunctionMode):
 
 
 class _Event:
-    """One that is waited for in the step that recorded it drains the queue; an older one has passed."""
+    """Waiting for one drains the queue, unless something did since it was recorded or a step has passed."""
 
     device: Device
 
     def __init__(self, *_: object, **__: object) -> None:
-        self.step: int | None = None
+        self.recorded: tuple[int, int] | None = None
 
     def record(self, stream: object = None) -> None:
-        self.step = self.device.steps
+        self.recorded = self._now()
 
     def synchronize(self) -> None:
-        if self.step == self.device.steps:
+        if self.recorded == self._now():
             self.device.wait()
 
     def query(self) -> bool:
-        return self.step != self.device.steps
+        return self.recorded != self._now()
+
+    def _now(self) -> tuple[int, int]:
+        return self.device.steps, sum(self.device.now.waits.values())
 
 
 class _Collectives:
@@ -458,11 +453,11 @@ def fake_cuda(world: int = 1, rank: int = 0, capability: tuple[int, int] = (8, 0
     """A machine with a GPU in this process, which is one of `world`."""
     device = Device()
     functions = _Functions(device)
-    cuda, group = torch._C._group_tensors_by_device_and_dtype, torch.cuda
+    group = torch._C._group_tensors_by_device_and_dtype
     event = type("Event", (_Event,), {"device": device})
 
     def grouped(*args: Any, **kwargs: Any) -> Any:
-        return {(CUDA if d == META else d, t): v for (d, t), v in cuda(*args, **kwargs).items()}
+        return {(CUDA if d == META else d, t): v for (d, t), v in group(*args, **kwargs).items()}
 
     with ExitStack() as stack:
         for owner, name, new in (
