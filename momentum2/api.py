@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from momentum2 import distributed
-from momentum2.config import OWN, Config, DataConfig, Network, ObjectsConfig
+from momentum2.config import OWN, Config, DataConfig, Network, ObjectsConfig, Resume
 from momentum2.data import Dataset, open_dataset
 from momentum2.data.opening import find_data, typical_size
 from momentum2.data.sequence import as_dataset
@@ -28,7 +28,7 @@ from momentum2.evaluate.subject import Subject, SubjectOptions, data_of, open_su
 from momentum2.files import write_whole
 from momentum2.methods import Method
 from momentum2.runs import objects
-from momentum2.runs.directory import Resume, open_run
+from momentum2.runs.directory import open_run
 from momentum2.runs.encoder import EncoderCard, load_encoder, save_encoder
 from momentum2.runs.handle import Run
 from momentum2.runs.names import ENCODER, PLAN
@@ -118,9 +118,9 @@ def pretrain(
                 images = open_dataset(with_cache(config.data, before), seed=config.train.seed)
             _check_images(images, before, kind, place)
             resolved = resolve(config, len(images), distributed.world_size(), method)
-            _say_plan(describe(config, resolved), place)
             built = build_method(config, resolved, len(images.class_names or ()), encoder)
             built.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+            _say_plan(describe(config, resolved), place)
             job = make_job(config, resolved, built, images, place, device, online_knn(config))
             finished = fit(job, run)
             if finished and distributed.is_main():
@@ -179,9 +179,10 @@ def _check_images(images: Dataset, before: Mapping[str, Any], kind: type[Method]
 
 def _say_plan(lines: list[tuple[str, str]], out: Path) -> None:
     if distributed.is_main():
-        text = "\n".join(f"{name:<12}{value}" for name, value in lines)
-        write_whole(out / PLAN, f"{text}\n".encode())
-        log.info(text)
+        told = [f"{name:<12}{value}" for name, value in lines]
+        write_whole(out / PLAN, "".join(f"{line}\n" for line in told).encode())
+        for line in told:
+            log.info(line)
 
 
 def evaluate_knn(

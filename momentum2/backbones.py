@@ -66,7 +66,8 @@ def _torchvision_network(name: str) -> nn.Module:
     if (
         name == "resnet10"
     ):  # ResNet-18 with one block a stage, which torchvision's class makes but has no name for
-        return torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1])
+        resnet = torchvision.models.resnet
+        return cast(nn.Module, resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1]))
     names = torchvision.models.list_models(module=torchvision.models)
     if name not in names:
         close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)

@@ -77,21 +77,20 @@ class Muon(Optimizer):
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
             for weight in weights:
                 if weight.ndim > 1:
-                    self._muon(weight, group)
+                    self._muon(weight, weight.grad, group)
             vectors = [weight for weight in weights if weight.ndim < 2]
             if vectors:
-                self._adamw(vectors, group)
+                self._adamw(vectors, [weight.grad for weight in vectors], group)
 
-    def _muon(self, weight: Tensor, group: dict[str, Any]) -> None:
+    def _muon(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         momentum, (velocity,) = group["sgd_momentum"], self._memories("momentum_buffer", [weight])
-        velocity.mul_(momentum).add_(weight.grad)
-        matrix = (weight.grad.add(velocity, alpha=momentum) if group["nesterov"] else velocity).flatten(1)
+        velocity.mul_(momentum).add_(gradient)
+        matrix = (gradient.add(velocity, alpha=momentum) if group["nesterov"] else velocity).flatten(1)
         step = orthogonalized(matrix).reshape(weight.shape)
         outputs, rest = matrix.shape
         weight.sub_(step, alpha=group["lr"] * max(1, outputs / rest) ** 0.5)
 
-    def _adamw(self, weights: list[Tensor], group: dict[str, Any]) -> None:
-        gradients = [weight.grad for weight in weights]
+    def _adamw(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
         means, squares = self._memories("exp_avg", weights), self._memories("exp_avg_sq", weights)
         counts = [self.state[w].setdefault("step", torch.zeros((), device=w.device)) for w in weights]
         torch._foreach_add_(counts, 1)

@@ -27,6 +27,7 @@ def fit(job: Job, run: OpenRun) -> bool:
     start = saved.step if saved else 0
     if saved:
         restore(method, optimizer, saved)
+    run.begin()  # nothing was refused
     threads = choose_threads(method, t, device, saved.info if saved else None)
     take_step = Stepper(method.train(), optimizer, t, job.optim, device, threads)
     log = Log(run.directory, start, job.steps, job.steps_per_epoch, job.monitor.tensorboard)
