@@ -72,11 +72,13 @@ def fit(job: Job, run: OpenRun) -> bool:
             if done == job.steps or done % t.checkpoint_every == 0 or stop:
                 stop = signal.settle(k)  # nothing that is not finite is saved
                 decided = {**take_step.threads.decide(), **job.decided}
-                run.checkpoints.save(done, *collect(method, optimizer), decided)
+                run.checkpoints.begin(done, *collect(method, optimizer), decided)
                 meter.restart()  # this time is not the steps'
             if stop:
                 break
             if job.validate and job.is_due(done):  # after the save: it may take minutes
+                run.checkpoints.finish()
                 log.metrics(done, job.validate())
                 meter.restart()
+        run.checkpoints.finish()
     return not stop

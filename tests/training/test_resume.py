@@ -53,7 +53,7 @@ def test_a_killed_run_ends_as_if_left_alone(options: list[str], warm_python: str
 
 
 STOPPED = """
-import argparse, os, signal, sys
+import argparse, os, signal, sys, time
 from pathlib import Path
 import soak
 from momentum2.methods.method import Method
@@ -107,6 +107,8 @@ BY_A_FULL_DISK = (
     STOPPED
     + """
 def fill():
+    while saved(out) != [4]:  # a thread writes it
+        time.sleep(0.01)
     with open(here / "rubbish", "wb") as file:
         try:
             while True:
