@@ -36,7 +36,7 @@ from momentum2 import backbones
 from momentum2.config import Config, ModelConfig, TrainConfig
 from momentum2.optim import build_optimizer
 from momentum2.training.build import build_method
-from momentum2.training.device import keep_large_blocks, use_bf16
+from momentum2.training.device import autocast_dtype, keep_large_blocks
 from momentum2.training.plan import resolve
 
 Step = Callable[[], None]
@@ -198,7 +198,7 @@ def main() -> None:
     options = parser.parse_args()
     keep_large_blocks()
     torch.set_num_threads(options.threads)
-    bf16 = use_bf16(options.precision, torch.device("cpu"))
+    bf16 = autocast_dtype(options.precision, torch.device("cpu")) is not None
     if options.peak_of:
         (step,) = candidates(options.cases[0], bf16, options.peak_of).values()
         step()

@@ -41,7 +41,7 @@ DataName = Literal[
 ]
 ViewRecipe = Literal["byol", "moco_v2", "simsiam", "simclr", "supervised", "evaluation", "multicrop"]
 Cache = Literal["auto", "on", "off"]
-Precision = Literal["auto", "fp32", "bf16"]
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 Repulsion = Literal["none", "batch"]
 OptimName = Literal["sgd", "lars", "muon"]
 Resume = Literal["auto", "never", "must"]
@@ -196,13 +196,15 @@ class TrainConfig:
         accumulate: Micro-batches per optimizer step.
         devices: Number of devices of the algorithm, each with its own BN statistics and history. They run on any
             number of processes that divides it. auto is the number of processes at the first start, and is kept.
-        precision: auto is bf16 if the device supports it, else fp32.
+        precision: auto is bf16 if the device supports it, fp16 on older GPUs with tensor cores, else fp32. tf32 rounds
+            the inputs of products on recent GPUs; fp32 does not.
         compile: Compile the networks with torch.compile.
         seed: Seed of every random draw.
         checkpoint_every: Steps between checkpoints.
         keep: Number of checkpoints to keep.
         device: auto, cpu, cuda, cuda:1, mps.
         threads: CPU threads per process; 0 uses the free cores.
+        deterministic: On a GPU, only algorithms that give the same bits each time: slower.
     """
 
     epochs: Count = 100
@@ -217,6 +219,7 @@ class TrainConfig:
     keep: Count = 2
     device: str = "auto"
     threads: CountOrZero = 0
+    deterministic: bool = False
 
 
 @dataclass(frozen=True)
@@ -340,6 +343,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
         "train.keep",
         "train.device",
         "train.threads",
+        "train.deterministic",
         "monitor",
     }
 )

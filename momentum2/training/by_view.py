@@ -61,6 +61,7 @@ def _suits(method: Method, train: TrainConfig, device: torch.device) -> bool:
         and method.joint is None
         and distributed.world_size() == 1
         and not train.compile
+        and train.precision != "fp16"  # one loss to scale
     )
 
 

@@ -6,6 +6,7 @@ import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -30,6 +31,8 @@ def choose_device(name: str) -> torch.device:
         if device.index is not None and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:
             raise SettingError("train.device", f"{name} is one GPU for several processes. Use cuda.")
         index = device.index if device.index is not None else int(os.environ.get("LOCAL_RANK", 0))
+        if device.index is None and torch.cuda.device_count() == 1:
+            index = 0  # a scheduler may show each process its own GPU alone
         if index >= torch.cuda.device_count():
             count = torch.cuda.device_count()
             raise SettingError(
@@ -41,15 +44,50 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def use_bf16(precision: Precision, device: torch.device) -> bool:
-    """Whether to compute in bf16: as told, or where the device has instructions for it."""
+def resolve_precision(precision: Precision, device: torch.device) -> Precision:
+    """What `auto` stands for on the device; a `SettingError` for what the device cannot do."""
+    ampere = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    if precision == "tf32" and not ampere:
+        raise SettingError(
+            "train.precision", "tf32 needs a GPU of compute capability 8.0 or later. Use fp32."
+        )
+    if precision == "fp16" and device.type == "mps":
+        raise SettingError("train.precision", "fp16 is for CUDA and CPUs. Use fp32.")
     if precision != "auto":
-        return precision == "bf16"
+        return precision
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return device.type == "cpu" and bool(
+        volta = torch.cuda.get_device_capability(device) >= (7, 0)
+        return "bf16" if ampere else "fp16" if volta else "fp32"
+    fast = device.type == "cpu" and (
         torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     )
+    return "bf16" if fast else "fp32"
+
+
+def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
+    """What autocast computes in, or None where it is off."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(resolve_precision(precision, device))
+
+
+def choose_algorithms(precision: Precision, deterministic: bool, device: torch.device) -> None:
+    """Have CUDA compute as exactly as `precision` says, and by the fastest algorithms or by those that repeat."""
+    if device.type != "cuda":
+        return
+    if precision in ("fp32", "tf32"):
+        _set_fp32(torch.backends.cudnn.conv, "ieee" if precision == "fp32" else "tf32")
+        _set_fp32(torch.backends.cuda.matmul, "ieee" if precision == "fp32" else "tf32")
+    torch.backends.cudnn.benchmark = not deterministic
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is refused
+    torch.use_deterministic_algorithms(deterministic)
+
+
+def _set_fp32(backend: Any, precision: str) -> None:
+    if hasattr(backend, "fp32_precision"):
+        backend.fp32_precision = precision
+    else:  # before torch 2.9; conv has no switch of its own there
+        owner = backend if hasattr(backend, "allow_tf32") else torch.backends.cudnn
+        owner.allow_tf32 = precision == "tf32"
 
 
 def memory_gb(device: torch.device) -> float:
@@ -62,10 +100,15 @@ def memory_gb(device: torch.device) -> float:
 
 @contextmanager
 def guest() -> Iterator[None]:
-    """Leave the host program's threads, random numbers and current GPU as they were."""
+    """Leave the host program's threads, random numbers, current GPU and its algorithms as they were."""
     threads = torch.get_num_threads()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     current = torch.cuda.current_device() if gpus else None
+    algorithms = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
+    backends = [
+        b for b in (torch.backends.cudnn.conv, torch.backends.cuda.matmul) if hasattr(b, "fp32_precision")
+    ]
+    rounding = [backend.fp32_precision for backend in backends]
     try:
         with torch.random.fork_rng(range(gpus)):  # every step seeds all of them
             yield
@@ -73,6 +116,10 @@ def guest() -> Iterator[None]:
         torch.set_num_threads(threads)
         if current is not None:
             torch.cuda.set_device(current)
+            torch.backends.cudnn.benchmark = algorithms[0]
+            torch.use_deterministic_algorithms(algorithms[1])
+            for backend, before in zip(backends, rounding, strict=True):
+                backend.fp32_precision = before
 
 
 def keep_large_blocks() -> None:

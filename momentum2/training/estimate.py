@@ -14,7 +14,7 @@ from momentum2.data import open_dataset
 from momentum2.optim import build_optimizer
 from momentum2.training.build import build_method
 from momentum2.training.by_view import choose_threads
-from momentum2.training.device import choose_device, keep_large_blocks, use_bf16
+from momentum2.training.device import autocast_dtype, choose_device, keep_large_blocks
 from momentum2.training.plan import Plan, describe, resolve
 from momentum2.training.step import Stepper
 
@@ -94,10 +94,10 @@ def memory_bytes(config: Config, plan: Plan, classes: int) -> tuple[int, int]:
     ]
     labels = torch.zeros(plan.micro_batch, dtype=torch.long, device="meta")
     device = choose_device(config.train.device)
-    bf16 = use_bf16(config.train.precision, device)
+    half = autocast_dtype(config.train.precision, device) is not None
     with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
         method.train()(views, labels)
-    return state + trained, sum(kept.values()) // (2 if bf16 else 1)
+    return state + trained, sum(kept.values()) // (2 if half else 1)
 
 
 def step_seconds(config: Config, plan: Plan, classes: int, steps: int = 4) -> float:

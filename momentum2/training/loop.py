@@ -30,6 +30,8 @@ def fit(job: Job, run: OpenRun) -> bool:
     run.begin()  # nothing was refused
     threads = choose_threads(method, t, device, saved.info if saved else None)
     take_step = Stepper(method.train(), optimizer, t, job.optim, device, threads)
+    if saved:
+        take_step.load(saved.shared, saved.step)
     log = Log(run.directory, start, job.steps, job.steps_per_epoch, job.monitor.tensorboard)
     alarms, meter, stop = Alarms(job.monitor), Meter(), False
     last_step = torch.cuda.Event() if device.type == "cuda" else None
@@ -72,7 +74,8 @@ def fit(job: Job, run: OpenRun) -> bool:
             if done == job.steps or done % t.checkpoint_every == 0 or stop:
                 stop = signal.settle(k)  # nothing that is not finite is saved
                 decided = {**take_step.threads.decide(), **job.decided}
-                run.checkpoints.begin(done, *collect(method, optimizer), decided)
+                shared, devices = collect(method, optimizer)
+                run.checkpoints.begin(done, shared | take_step.state(), devices, decided)
                 meter.restart()  # this time is not the steps'
             if stop:
                 break
