@@ -142,7 +142,7 @@ class DataConfig:
         test_split: The split to test on (used in eval_data only).
         train_size: Use only the first n images of a seeded order.
         image_size: Side in pixels of the square crops that the network sees.
-        workers: Decoding processes; 0 decodes in the training process.
+        workers: Decoding processes; 0 decodes in the training process (default: 0 on a CPU, most cores beside a GPU).
         cache: Keep the decoded images in one memory-mapped file: auto (if they fit), on or off.
         cache_dir: Folder of the caches (default: the user's cache folder).
         download: Allow torchvision to download the data set.
@@ -155,7 +155,7 @@ class DataConfig:
     test_split: str = "test"
     train_size: Count | None = None
     image_size: Annotated[int, Limits(8)] = 224
-    workers: CountOrZero = 0
+    workers: CountOrZero | None = None
     cache: Cache = "auto"
     cache_dir: str | None = None
     download: bool = False

@@ -10,6 +10,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Iterable
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,10 @@ from torch.autograd.function import FunctionCtx
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
+
+#: How long a process waits for the others in a collective: their images may take long to prepare. torchrun notices a lost
+#: process.
+_TIMEOUT = timedelta(minutes=60)
 
 
 def rank() -> int:
@@ -68,12 +73,14 @@ def setup(device: torch.device) -> None:
     store, rank, world = _fresh_store()
     _store = store
     if device.type != "cuda":
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=_TIMEOUT)
         return
     index = int(os.environ["LOCAL_RANK"]) if device.index is None else device.index
     torch.cuda.set_device(index)
     device = torch.device("cuda", index)
-    dist.init_process_group("nccl", store=store, rank=rank, world_size=world, device_id=device)
+    dist.init_process_group(
+        "nccl", store=store, rank=rank, world_size=world, device_id=device, timeout=_TIMEOUT
+    )
 
 
 def _fresh_store() -> tuple[Store, int, int]:

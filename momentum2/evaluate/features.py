@@ -44,7 +44,7 @@ def extract(
     batch_size: int = 256,
     device: torch.device | str = "cpu",
     precision: Precision = "fp32",
-    workers: int = 0,
+    workers: int | None = None,
 ) -> Features:
     """The features of all images, the same on every process; the encoder computes in evaluation mode.
 
@@ -84,7 +84,7 @@ def shuffled_views(
     seed: int,
     limit: int | None = None,
     device: torch.device | str = "cpu",
-    workers: int = 0,
+    workers: int | None = None,
 ) -> Iterator[Tensor]:
     """Images as the encoder sees them, (n, 3, size, size), in a seeded order, the same on every process.
 

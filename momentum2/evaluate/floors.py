@@ -33,7 +33,7 @@ class Pixels(Encoder):
 
 
 def random_encoder(
-    card: EncoderCard, dataset: Dataset, spec: ViewSpec, seed: int, device: torch.device, workers: int
+    card: EncoderCard, dataset: Dataset, spec: ViewSpec, seed: int, device: torch.device, workers: int | None
 ) -> Encoder:
     """The same architecture with initial weights, whose BN statistics are those of the data: a fair floor."""
     with torch.random.fork_rng(devices=[]):
