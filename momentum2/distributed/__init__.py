@@ -20,8 +20,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-#: How long a process waits for the others in a collective: their images may take long to prepare. torchrun notices a lost
-#: process.
+#: How long a process waits for the others in a collective: their images may take long to prepare. A lost process is
+#: noticed by torchrun.
 _TIMEOUT = timedelta(minutes=60)
 
 

@@ -51,7 +51,7 @@ def config(
     return Config(
         method=method,
         model=ModelConfig(**model),
-        data=DataConfig("shapes", image_size=size, train_size=4 * images * world, cache="off"),
+        data=DataConfig("shapes", image_size=size, train_size=4 * images * world, cache="off", workers=0),
         train=TrainConfig(**options),
         monitor=MonitorConfig(log_every=3, report=False),
     )
@@ -75,10 +75,10 @@ def count(config: Config, out: Path, world: int = 1) -> Counted:
             counts.append(device.step())
             write(self, *args)
 
-        write = Checkpoints.save
+        write = Checkpoints.begin
         with (
             patch.object(Method, "before_step", before_step),
-            patch.object(Checkpoints, "save", save),
+            patch.object(Checkpoints, "begin", save),
             open_run(out, config, "auto", frozenset()) as run,
         ):
             fit(make_job(config, plan, method, dataset, out, CUDA, None), run)

@@ -26,7 +26,6 @@ import torch.utils._foreach_utils
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map
 
 import momentum2
 
@@ -134,6 +133,25 @@ class Device:
 
     def is_pinned(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self.pins
+
+
+def tree_iter(tree: Any) -> Iterator[Any]:
+    """The leaves of lists, tuples and dicts; torch's own does more, and takes most of the time."""
+    if isinstance(tree, list | tuple):
+        for item in tree:
+            yield from tree_iter(item)
+    elif isinstance(tree, dict):
+        yield from tree_iter(list(tree.values()))
+    else:
+        yield tree
+
+
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
+    if isinstance(tree, list | tuple):
+        return type(tree)([tree_map(function, item) for item in tree])
+    if isinstance(tree, dict):
+        return {key: tree_map(function, item) for key, item in tree.items()}
+    return function(tree)
 
 
 def _line() -> str:
