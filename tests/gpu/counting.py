@@ -39,8 +39,8 @@ def config(
     train: dict[str, Any] | None = None,
     **model: Any,
 ) -> Config:
-    """`images` for each of `world` processes; ResNet-18 unless `model` says otherwise."""
-    model = {"backbone": "resnet18", "projector_hidden": 64, "projector_out": 32, **model}
+    """`images` for each of `world` processes; ResNet-10 unless `model` says otherwise."""
+    model = {"backbone": "resnet10", "projector_hidden": 64, "projector_out": 32, **model}
     options = {
         "steps": STEPS,
         "batch_size": images * world,
