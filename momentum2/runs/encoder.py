@@ -119,7 +119,13 @@ class EncoderCard:
             isinstance(number, int | float) and math.isfinite(number) for number in numbers
         ):
             raise ValueError("the card has values of other kinds")
-        if not 0 < values["width"] <= 100 or not 0 < values["image_size"] <= LARGEST_IMAGE:
+        if (
+            not 0 < values["width"] <= 100
+            or not 0 < values["image_size"] <= LARGEST_IMAGE
+            or not 0 < values["crop"] <= 1
+            or len(values["mean"]) != len(values["std"])
+            or min(values["std"]) <= 0
+        ):
             raise ValueError("the card has values out of range")
         return cls(**values | {"mean": tuple(values["mean"]), "std": tuple(values["std"])})
 
