@@ -3,8 +3,8 @@
     python benchmarks/gpu_cost.py [--backbone resnet50] [--size 224] [--images 32] [--cases ...] [--json FILE]
 
 The real loop runs on the fake device of tests/gpu/fake.py: operations, kernels, bytes, waits of the host, copies and
-what other processes send are counted, and nothing is computed. Kernels are calls weighted by a table, good for ratios at
-best; what DistributedDataParallel adds is left out. docs/gpu.md says what of this was checked.
+what other processes send are counted, and nothing is computed. Kernels are calls weighted by a table, good for ratios
+at best; what DistributedDataParallel adds is left out. docs/gpu.md says what of this was checked.
 """
 
 import argparse

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from momentum2.augment import draw, render, view_specs
 from momentum2.config import Config
-from momentum2.data import open_dataset
+from momentum2.data import Dataset, Loader, open_dataset
+from momentum2.data.loader import default_workers
 from momentum2.optim import build_optimizer
 from momentum2.training.build import build_method
 from momentum2.training.by_view import choose_threads
@@ -29,9 +30,13 @@ KNOWN_IMAGES = {
 }
 
 
+#: Images that are decoded to learn how long one takes.
+_DECODED = 32
+
+
 def planned(config: Config, images: int | None, processes: int, probe: bool) -> list[tuple[str, str]]:
     """The plan of `config` as (what, value) lines; `images` spares opening the data."""
-    classes = 1000
+    classes, dataset = 1000, None
     if images is None and config.data.root is None:
         images = KNOWN_IMAGES.get((config.data.name, config.data.split))
         if images is not None and config.data.train_size:
@@ -44,8 +49,10 @@ def planned(config: Config, images: int | None, processes: int, probe: bool) -> 
     fixed, activations = memory_bytes(config, plan, classes)
     needs = f"{fixed / 1e9:.3g} GB for weights and optimizer, {activations / 1e9:.3g} GB for activations"
     lines.append(("memory", f"about {(fixed + activations) / 1e9:.3g} GB per process: {needs}"))
-    if probe:
-        seconds = step_seconds(config, plan, classes)
+    seconds = step_seconds(config, plan, classes) if probe else None
+    if dataset is not None and not dataset.in_memory:
+        lines.append(("feeding", feeding(config, plan, dataset, seconds)))
+    if seconds is not None:
         total = seconds * plan.steps
         lines.append(
             (
@@ -56,6 +63,26 @@ def planned(config: Config, images: int | None, processes: int, probe: bool) -> 
     else:
         lines.append(("time", "not measured (probe times a few steps)"))
     return lines
+
+
+def feeding(config: Config, plan: Plan, dataset: Dataset, step: float | None) -> str:
+    """How many images per second a core decodes, what the workers of a process give, and what its steps ask for."""
+    specs = view_specs(config.views, config.data.image_size)
+    n = min(_DECODED, len(dataset))
+    start = time.perf_counter()
+    with Loader(dataset, specs, seed=config.train.seed, batch_size=n, stop=1, workers=0) as loader:
+        for _ in loader:
+            pass
+    rate = n / (time.perf_counter() - start)
+    chosen = config.data.workers
+    workers = default_workers(choose_device(config.train.device)) if chosen is None else chosen
+    given = rate * max(1, workers)
+    words = f"a core prepares about {rate:.0f} images/s (measured on {n}), {workers} workers give about {given:.0f}"
+    if step is None:
+        return words
+    asked = plan.micro_batch * config.train.accumulate / step
+    words += f", a step asks for {asked:.0f}"
+    return words if asked <= given else f"{words}: raise data.workers, or set data.cache to on"
 
 
 def _hours(seconds: float) -> str:
