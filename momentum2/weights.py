@@ -147,7 +147,8 @@ def safetensors_parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryv
     words += b" " * (-len(words) % 8)
     yield len(words).to_bytes(8, "little") + words
     for tensor in tensors.values():
-        yield memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        yield memoryview(flat.numpy())  # type: ignore[arg-type]
 
 
 def to_bytes(state: dict[str, Tensor], metadata: dict[str, str]) -> bytes:

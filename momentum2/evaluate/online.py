@@ -39,11 +39,11 @@ def online_knn(config: Config) -> Score | None:
         train, test = open_dataset(data, seed=config.train.seed), open_dataset(data, data.test_split)
     if train.labels is None or test.labels is None:
         return None
+    classes = 1 + int(max(train.labels.max(), test.labels.max()))
     train, test = _at_most(train, BANK, config.train.seed), _at_most(test, QUERIES, config.train.seed)
     # Bad images are counted where they are trained on; of a small part one is many.
     for part in (train, test):
         part.max_bad_fraction = 1.0
-    classes = 1 + int(max(train.labels.max(), test.labels.max()))
     spec = view_specs(ViewsConfig("evaluation"), data.image_size)[0]
 
     def features(encoder: Encoder, dataset: Dataset, device: torch.device) -> Features:

@@ -30,9 +30,9 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda":
         if device.index is not None and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:
             raise SettingError("train.device", f"{name} is one GPU for several processes. Use cuda.")
-        index = device.index if device.index is not None else int(os.environ.get("LOCAL_RANK", 0))
-        if device.index is None and torch.cuda.device_count() == 1:
-            index = 0  # a scheduler may show each process its own GPU alone
+        # A scheduler may show each process its own GPU alone.
+        own = 0 if torch.cuda.device_count() == 1 else int(os.environ.get("LOCAL_RANK", 0))
+        index = device.index if device.index is not None else own
         if index >= torch.cuda.device_count():
             count = torch.cuda.device_count()
             raise SettingError(
@@ -74,20 +74,18 @@ def choose_algorithms(precision: Precision, deterministic: bool, device: torch.d
     if device.type != "cuda":
         return
     if precision in ("fp32", "tf32"):
-        _set_fp32(torch.backends.cudnn.conv, "ieee" if precision == "fp32" else "tf32")
-        _set_fp32(torch.backends.cuda.matmul, "ieee" if precision == "fp32" else "tf32")
+        for switch in _switches():
+            switch.fp32_precision = "ieee" if precision == "fp32" else "tf32"
     torch.backends.cudnn.benchmark = not deterministic
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is refused
     torch.use_deterministic_algorithms(deterministic)
 
 
-def _set_fp32(backend: Any, precision: str) -> None:
-    if hasattr(backend, "fp32_precision"):
-        backend.fp32_precision = precision
-    else:  # before torch 2.9; conv has no switch of its own there
-        owner = backend if hasattr(backend, "allow_tf32") else torch.backends.cudnn
-        owner.allow_tf32 = precision == "tf32"
+def _switches() -> list[Any]:
+    """torch's switches for the rounding of fp32, in convolutions and in products; none before torch 2.9."""
+    owners: list[Any] = [getattr(torch.backends.cudnn, "conv", None), torch.backends.cuda.matmul]
+    return [owner for owner in owners if hasattr(owner, "fp32_precision")]
 
 
 def memory_gb(device: torch.device) -> float:
@@ -105,10 +103,7 @@ def guest() -> Iterator[None]:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     current = torch.cuda.current_device() if gpus else None
     algorithms = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
-    backends = [
-        b for b in (torch.backends.cudnn.conv, torch.backends.cuda.matmul) if hasattr(b, "fp32_precision")
-    ]
-    rounding = [backend.fp32_precision for backend in backends]
+    rounding = [switch.fp32_precision for switch in _switches()]
     try:
         with torch.random.fork_rng(range(gpus)):  # every step seeds all of them
             yield
@@ -118,8 +113,8 @@ def guest() -> Iterator[None]:
             torch.cuda.set_device(current)
             torch.backends.cudnn.benchmark = algorithms[0]
             torch.use_deterministic_algorithms(algorithms[1])
-            for backend, before in zip(backends, rounding, strict=True):
-                backend.fp32_precision = before
+            for switch, before in zip(_switches(), rounding, strict=True):
+                switch.fp32_precision = before
 
 
 def keep_large_blocks() -> None:
