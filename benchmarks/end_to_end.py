@@ -2,11 +2,11 @@
 
     python benchmarks/end_to_end.py --images FOLDER [--epochs 2] [--repeats 3]
 
-Both train BYOL's networks of one size (`--backbone`, `--width`) on the same files at `--size` pixels, with the same batch
-and number of epochs, one thread, no worker processes, everything included: reading, decoding, augmentation, training and
-saving. *momentum2* is `pretrain` as it is. *lightly* is its documented BYOL example: `BYOLTransform`, `LightlyDataset`,
-a `DataLoader`, its heads and loss, plain SGD. Every run is a process of its own; they take turns; the median of their CPU
-time (user and system) counts. lightly comes with the `benchmark` extra.
+Both train BYOL's networks of one size (`--backbone`, `--width`) on the same files at `--size` pixels, with the same
+batch and number of epochs, one thread, no worker processes, everything included: reading, decoding, augmentation,
+training and saving. *momentum2* is `pretrain` as it is. *lightly* is its documented BYOL example: `BYOLTransform`,
+`LightlyDataset`, a `DataLoader`, its heads and loss, plain SGD. Every run is a process of its own; they take turns;
+the median of their CPU time (user and system) counts. lightly comes with the `benchmark` extra.
 """
 
 import argparse
