@@ -160,7 +160,7 @@ def patch_encoder(
 
 
 def random_encoder(
-    card: EncoderCard, dataset: Dataset, spec: ViewSpec, seed: int, device: torch.device, workers: int
+    card: EncoderCard, dataset: Dataset, spec: ViewSpec, seed: int, device: torch.device, workers: int | None
 ) -> Encoder:
     """The same architecture with initial weights, whose BN statistics are those of the data.
 

@@ -101,6 +101,7 @@ def open_run(
             try:
                 out.mkdir(parents=True, exist_ok=True)
                 held.enter_context(_lock(out))
+                held.callback(run.checkpoints.wait)  # it writes here, and this may end by an error
                 _check_resume(run, config, resume, idle)
                 remove_unfinished(out, _DAY)  # others write results and pages here, without the lock
                 settings = _settings_of(run, config)
