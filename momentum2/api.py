@@ -38,6 +38,7 @@ from momentum2.settings import flatten
 from momentum2.training.build import build_method, make_job, with_cache, with_devices, with_precision
 from momentum2.training.checks import check, method_class
 from momentum2.training.device import choose_algorithms, choose_device, guest
+from momentum2.training.estimate import check_memory
 from momentum2.training.loop import fit
 from momentum2.training.plan import describe, idle_settings, resolve, share
 
@@ -121,6 +122,8 @@ def pretrain(
                 images = open_dataset(with_cache(config.data, before), seed=config.train.seed)
             _check_images(images, before, kind, place)
             resolved = resolve(config, len(images), distributed.world_size(), method)
+            if encoder is None:
+                check_memory(config, resolved, len(images.class_names or ()))
             built = build_method(config, resolved, len(images.class_names or ()), encoder)
             built.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             _say_plan(describe(config, resolved), place)

@@ -28,6 +28,11 @@ UNFINISHED = ".tmp-"
 LARGEST = 2**30
 
 
+def at_home(path: str) -> Path:
+    """A path in which `~` is the user's home; one of a user who is not there stays as it is, and will not be found."""
+    return Path(os.path.expanduser(path))
+
+
 def read(path: Path, limit: int = LARGEST) -> bytes:
     """The content of a regular file of at most `limit` bytes; an `OSError` for anything else, at once."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

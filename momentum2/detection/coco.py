@@ -1,6 +1,5 @@
 """Annotation files in COCO's format, in which LVIS 0.5 and 1.0 are written too."""
 
-import json
 import logging
 from collections import defaultdict
 from pathlib import Path
@@ -10,14 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from momentum2.data.images import BadImage, Encoded
+from momentum2.data.images import MAX_BYTES, BadImage, Encoded
 from momentum2.data.sampler import seeded_subset
 from momentum2.detection.targets import Segmentation, Target, decode_masks
 from momentum2.errors import SettingError, UserError
+from momentum2.files import read, read_json
 
 log = logging.getLogger("momentum2")
 
 Entry = dict[str, Any]  # an object of the JSON file
+_LARGEST = 4 << 30  # bytes of an annotation file; LVIS has 1.1 GB
 
 
 class CocoData:
@@ -69,7 +70,7 @@ class CocoData:
         """RGB uint8 (3, h, w)."""
         path, entry = self._paths[i], self._entries[i]
         try:
-            pixels = Encoded(path.read_bytes()).pixels()
+            pixels = Encoded(read(path, MAX_BYTES)).pixels()
         except (OSError, BadImage) as error:
             raise UserError(
                 f"{path} cannot be read ({error}). Restore it, or remove it from {self.source}."
@@ -118,7 +119,7 @@ class CocoData:
 
 def _load(path: Path) -> dict[str, list[Entry]]:
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path, _LARGEST)
         for section, keys in _NEEDED.items():
             for entry in content[section]:
                 if not keys <= entry.keys():

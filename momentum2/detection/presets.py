@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from momentum2.config import (
-    Count,
     CountOrZero,
     Limits,
     MonitorConfig,
@@ -16,12 +15,18 @@ from momentum2.config import (
     Stem,
     TrainConfig,
     Width,
+    Workers,
 )
 
 DetectorName = Literal["faster_rcnn", "mask_rcnn", "cascade_rcnn", "retinanet", "fcos"]
 DetectionDataName = Literal["shapes", "coco", "lvis"]
 ScheduleName = Literal["1x", "2x", "epochs"]
 TowerNorm = Literal["none", "group"]
+
+Edge = Annotated[int, Limits(1, 8192)]  # of an image, in pixels
+Channels = Annotated[int, Limits(1, 2**16)]
+Proposals = Annotated[int, Limits(1, 10**6)]
+Images = Annotated[int, Limits(1, 10**7)]
 
 #: The detectors with region proposals, and those that find masks.
 TWO_STAGE: frozenset[DetectorName] = frozenset({"faster_rcnn", "mask_rcnn", "cascade_rcnn"})
@@ -67,15 +72,17 @@ class DetectionDataConfig:
     root: str | None = None
     split: str = "train"
     test_split: str = "test"
-    train_size: Count | None = None
-    test_size: Count | None = None
-    short_edges: Annotated[list[Count], Limits(1)] = field(default_factory=lambda: list(range(640, 801, 32)))
-    test_short_edge: Count = 800
-    max_long_edge: Count = 1333
+    train_size: Images | None = None
+    test_size: Images | None = None
+    short_edges: Annotated[list[Edge], Limits(1, 1000)] = field(
+        default_factory=lambda: list(range(640, 801, 32))
+    )
+    test_short_edge: Edge = 800
+    max_long_edge: Edge = 1333
     flip: Share = 0.5
     repeat_threshold: Share = 0.0
-    workers: CountOrZero = 2
-    scene_size: Count | None = None
+    workers: Workers = 2
+    scene_size: Edge | None = None
 
 
 @dataclass(frozen=True)
@@ -93,14 +100,14 @@ class HeadConfig:
         pool_samples: Points per bin along a side when boxes are pooled; 0 for one per cell of the map.
     """
 
-    fpn_channels: Count = 256
+    fpn_channels: Channels = 256
     tower_norm: TowerNorm = "none"
-    box_width: Count = 1024
-    proposals: Count = 1000
-    sampled: Count = 512
+    box_width: Channels = 1024
+    proposals: Proposals = 1000
+    sampled: Proposals = 512
     score_threshold: Share = 0.05
-    detections: Count = 100
-    pool_samples: CountOrZero = 2
+    detections: Proposals = 100
+    pool_samples: Annotated[int, Limits(0, 64)] = 2
 
 
 @dataclass(frozen=True)

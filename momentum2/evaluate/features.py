@@ -15,6 +15,8 @@ from momentum2.augment import ViewSpec, render
 from momentum2.backbones import Encoder
 from momentum2.config import Precision
 from momentum2.data import Batch, Dataset, iterate
+from momentum2.errors import SettingError
+from momentum2.machine import memory
 from momentum2.seeds import derive
 from momentum2.terminal import has_bars
 from momentum2.training.device import autocast_dtype
@@ -52,6 +54,7 @@ def extract(
     very same batches, and the result is the same to the last bit.
     """
     device = torch.device(device)
+    _check_memory(min(batch_size, len(dataset)), spec.size, device)
     rank, world = distributed.rank(), distributed.world_size()
     batches = np.array_split(np.arange(len(dataset)), range(batch_size, len(dataset), batch_size))
     ours = np.concatenate([np.empty(0, np.int64), *batches[rank::world]])
@@ -75,6 +78,17 @@ def extract(
     found = torch.cat(kept)
     labels = None if dataset.labels is None else torch.from_numpy(dataset.labels)[found]
     return Features(features[:n], found, labels)
+
+
+def _check_memory(images: int, size: int, device: torch.device) -> None:
+    """Refuse a batch that this machine cannot hold, before any of it is read."""
+    needs = images * size**2 * 3 * 4 * 4  # float32, and what the first layers make of it
+    if device.type == "cpu" and needs > memory():
+        raise SettingError(
+            "feature_batch",
+            f"needs more memory than this machine has: {images:,} images of {size:,} pixels are {needs / 1e9:,.0f} GB. "
+            "Lower it, or data.image_size.",
+        )
 
 
 def shuffled_views(

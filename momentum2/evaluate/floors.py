@@ -148,7 +148,7 @@ def patch_encoder(
     spec: ViewSpec,
     seed: int,
     device: torch.device,
-    workers: int,
+    workers: int | None,
     filters: int = FILTERS,
 ) -> Encoder:
     """Whitened patches of these images, the same on every process."""

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import nn
 
 from momentum2.augment import ViewSpec, view_specs
 from momentum2.backbones import Encoder
-from momentum2.config import OWN, Count, DataConfig, Network, Precision, Stem, ViewsConfig, Width
+from momentum2.config import OWN, Batch, DataConfig, Limits, Network, Precision, Stem, ViewsConfig, Width
 from momentum2.data import Dataset, open_dataset
 from momentum2.distributed.together import joined
 from momentum2.errors import SettingError, UserError, called
@@ -54,10 +54,10 @@ class SubjectOptions:
     backbone: str | None = None
     stem: Stem | None = None
     width: Width | None = None
-    feature_batch: Count = 256
+    feature_batch: Batch = 256
     precision: Precision = "fp32"
     device: str = "auto"
-    threads: Count | None = None
+    threads: Annotated[int, Limits(1, 1024)] | None = None
     seed: int = 0
 
 

@@ -12,6 +12,8 @@ from momentum2.augment import draw, render, view_specs
 from momentum2.config import Config
 from momentum2.data import Dataset, Loader, open_dataset
 from momentum2.data.loader import default_workers
+from momentum2.errors import UserError
+from momentum2.machine import memory
 from momentum2.optim import build_optimizer
 from momentum2.training.build import build_method
 from momentum2.training.by_view import choose_threads
@@ -88,6 +90,30 @@ def feeding(config: Config, plan: Plan, dataset: Dataset, step: float | None) ->
 def _hours(seconds: float) -> str:
     hours = f"{seconds / 3600:.3g}"
     return f"{hours} hour{'s' * (hours != '1')}"
+
+
+def check_memory(config: Config, plan: Plan, classes: int) -> None:
+    """Raise a `UserError` if a process would need more memory than this machine has, before any of it is taken.
+
+    A GPU has memory of its own, and says itself when there is not enough.
+    """
+    if choose_device(config.train.device).type != "cpu" or _at_most(config, plan) < memory():
+        return
+    needs = sum(memory_bytes(config, plan, classes))
+    if needs > memory():
+        raise UserError(
+            f"This run needs about {needs / 1e9:,.0f} GB of memory per process, but the machine has "
+            f"{memory() / 1e9:,.0f} GB. Lower train.batch_size, data.image_size or the width of the network."
+        )
+
+
+def _at_most(config: Config, plan: Plan) -> float:
+    """More bytes than a process can need, from a few numbers: usually enough to know that there is no problem."""
+    model, specs = config.model, view_specs(config.views, config.data.image_size)
+    pixels = plan.micro_batch * sum(spec.size**2 for spec in specs)
+    widest = max(model.projector_hidden, model.projector_out, model.predictor_hidden or 0, 2048 * model.width)
+    weights = 2e8 * model.width**2 + 8 * widest**2 + config.method.queue_size * model.projector_out
+    return 16 * weights + 8000 * pixels * max(1.0, model.width)
 
 
 def memory_bytes(config: Config, plan: Plan, classes: int) -> tuple[int, int]:
