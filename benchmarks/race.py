@@ -174,7 +174,7 @@ ROWS: dict[str, Row] = {
     ),
     "solo-byol": Row(
         "B",
-        "BYOL with solo-learn's settings for CIFAR-10, LARS",
+        "BYOL with solo-learn's settings for CIFAR-10, LARS without its clipping",
         {
             "method.name": "byol",
             "method.student_norm": "synced",
@@ -192,7 +192,7 @@ ROWS: dict[str, Row] = {
     ),
     "solo-simclr": Row(
         "B",
-        "SimCLR with solo-learn's settings for CIFAR-10, LARS",
+        "SimCLR with solo-learn's settings for CIFAR-10, LARS without its clipping",
         {
             "method.name": "simclr",
             "method.temperature": 0.2,
@@ -307,7 +307,10 @@ def train_ours(row: Row, rate: float, images: Images, budget: float, seed: int) 
             if not clock.tick():
                 break
     encoders = {str(name): encoder for name, encoder in method.encoders().items()}
-    return Trained(encoders, clock, asdict(config), len(specs))
+    settings = asdict(config)
+    for section in ("data", "eval_data"):  # where the images are is nobody's business
+        settings[section] |= {"root": None, "cache_dir": None}
+    return Trained(encoders, clock, settings, len(specs))
 
 
 def train_lightly(name: str, images: Images, budget: float, seed: int) -> Trained:

@@ -35,9 +35,9 @@ from momentum2.runs.metrics import floors_in, last_knn
 from momentum2.runs.names import ENCODER, PLAN
 from momentum2.runs.results import Result, below_floors
 from momentum2.settings import flatten
-from momentum2.training.build import build_method, make_job, with_cache, with_devices
+from momentum2.training.build import build_method, make_job, with_cache, with_devices, with_precision
 from momentum2.training.checks import check, method_class
-from momentum2.training.device import choose_device, guest
+from momentum2.training.device import choose_algorithms, choose_device, guest
 from momentum2.training.estimate import check_memory
 from momentum2.training.loop import fit
 from momentum2.training.plan import describe, idle_settings, resolve, share
@@ -116,6 +116,8 @@ def pretrain(
         share(config, distributed.world_size(), kind)  # before anything is written
         with open_run(place, config, resume, idle_settings(config, kind)) as run:
             before = run.checkpoints.info()
+            config = with_precision(config, before, device)
+            choose_algorithms(config.train.precision, config.train.deterministic, device)
             if images is None:
                 images = open_dataset(with_cache(config.data, before), seed=config.train.seed)
             _check_images(images, before, kind, place)

@@ -46,12 +46,13 @@ History = Literal["local", "global"]
 WeightSchedule = Literal["cosine", "constant"]
 Compat = Literal["paper", "official"]
 Stem = Literal["imagenet", "cifar", "small"]
+StemInit = Literal["random", "cosines"]
 DataName = Literal[
     "shapes", "folder", "cifar10", "cifar100", "stl10", "imagenet", "archive", "list", "own", "none"
 ]
 ViewRecipe = Literal["byol", "moco_v2", "simsiam", "simclr", "supervised", "evaluation", "multicrop"]
 Cache = Literal["auto", "on", "off"]
-Precision = Literal["auto", "fp32", "bf16"]
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 Repulsion = Literal["none", "batch"]
 OptimName = Literal["sgd", "lars", "muon"]
 Resume = Literal["auto", "never", "must"]
@@ -128,6 +129,7 @@ class ModelConfig:
         projector_out: Output width of projector and predictor.
         predictor_hidden: Hidden width of the predictor (default: that of the projector).
         weights: State dict (.safetensors or .pth) to start from.
+        stem_init: Start of a ResNet's first layer: random, or cosines of rising frequency in opponent colors.
         zero_init_residual: Start a ResNet with residual branches of zero: the last BN weight of every block is 0.
     """
 
@@ -139,6 +141,7 @@ class ModelConfig:
     predictor_hidden: Layer | None = None
     weights: str | None = None
     zero_init_residual: bool = False
+    stem_init: StemInit = "random"
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,7 @@ class DataConfig:
         test_split: The split to test on (used in eval_data only).
         train_size: Use only the first n images of a seeded order.
         image_size: Side in pixels of the square crops that the network sees.
-        workers: Decoding processes; 0 decodes in the training process.
+        workers: Decoding processes; 0 decodes in the training process (default: 0 on a CPU, most cores beside a GPU).
         cache: Keep the decoded images in one memory-mapped file: auto (if they fit), on or off.
         cache_dir: Folder of the caches (default: the user's cache folder).
         download: Allow torchvision to download the data set.
@@ -165,7 +168,7 @@ class DataConfig:
     test_split: str = "test"
     train_size: Count | None = None
     image_size: Side = 224
-    workers: Workers = 0
+    workers: Workers | None = None
     cache: Cache = "auto"
     cache_dir: str | None = None
     download: bool = False
@@ -206,13 +209,15 @@ class TrainConfig:
         accumulate: Micro-batches per optimizer step.
         devices: Number of devices of the algorithm, each with its own BN statistics and history. They run on any
             number of processes that divides it. auto is the number of processes at the first start, and is kept.
-        precision: auto is bf16 if the device supports it, else fp32.
+        precision: auto is bf16 if the device supports it, fp16 on older GPUs with tensor cores, else fp32. tf32 rounds
+            the inputs of products on recent GPUs; fp32 does not.
         compile: Compile the networks with torch.compile.
         seed: Seed of every random draw.
         checkpoint_every: Steps between checkpoints.
         keep: Number of checkpoints to keep.
         device: auto, cpu, cuda, cuda:1, mps.
         threads: CPU threads per process; 0 uses the free cores.
+        deterministic: On a GPU, only algorithms that give the same bits each time: slower.
     """
 
     epochs: Count = 100
@@ -227,6 +232,7 @@ class TrainConfig:
     keep: Count = 2
     device: str = "auto"
     threads: Threads = 0
+    deterministic: bool = False
 
 
 @dataclass(frozen=True)
@@ -352,6 +358,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
         "train.keep",
         "train.device",
         "train.threads",
+        "train.deterministic",
         "monitor",
     }
 )

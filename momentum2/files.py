@@ -10,13 +10,14 @@ small one is an `OSError` at once.
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -104,6 +105,16 @@ def write_new(path: Path, data: bytes | str) -> None:
     """Write a file that must not be there, such as one in a `whole_folder`."""
     with path.open("xb") as file:
         file.write(data.encode() if isinstance(data, str) else data)
+
+
+def write_parts(path: Path, parts: Iterable[bytes | memoryview]) -> str:
+    """Write a file that must not be there, part by part; its SHA-256. Other threads go on meanwhile."""
+    digest = hashlib.sha256()
+    with path.open("xb") as file:
+        for part in parts:
+            digest.update(part)
+            file.write(part)
+    return digest.hexdigest()
 
 
 @contextmanager

@@ -9,10 +9,11 @@ import stat
 import tokenize
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache as cache_calls
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -69,7 +70,7 @@ class Packed(Dataset):
         blocks = {b for a, z in zip(first // BLOCK, last // BLOCK, strict=True) for b in range(a, z + 1)}
         for block in blocks:
             if not self._seen[block]:
-                if crc32(self._pixels[block * BLOCK : (block + 1) * BLOCK]) != self._blocks[block]:
+                if crc32(self._pixels[block * BLOCK : (block + 1) * BLOCK].data) != self._blocks[block]:
                     _distrust(self.folder)
                     return False
                 self._seen[block] = True
@@ -164,7 +165,8 @@ def _key(dataset: Dataset) -> str:
     return digest.hexdigest()[:24]
 
 
-class Content(NamedTuple):
+@dataclass(frozen=True)
+class Content:
     """What a cache says about itself."""
 
     folder: Path

@@ -148,7 +148,7 @@ def patch_encoder(
     spec: ViewSpec,
     seed: int,
     device: torch.device,
-    workers: int,
+    workers: int | None,
     filters: int = FILTERS,
 ) -> Encoder:
     """Whitened patches of these images, the same on every process."""
@@ -160,7 +160,7 @@ def patch_encoder(
 
 
 def random_encoder(
-    card: EncoderCard, dataset: Dataset, spec: ViewSpec, seed: int, device: torch.device, workers: int
+    card: EncoderCard, dataset: Dataset, spec: ViewSpec, seed: int, device: torch.device, workers: int | None
 ) -> Encoder:
     """The same architecture with initial weights, whose BN statistics are those of the data.
 

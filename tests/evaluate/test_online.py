@@ -10,6 +10,7 @@ from momentum2.api import evaluate_knn
 from momentum2.config import Config, DataConfig, ModelConfig, MonitorConfig, TrainConfig
 from momentum2.data import open_dataset
 from momentum2.errors import SettingError
+from momentum2.evaluate import online
 from momentum2.evaluate.online import online_knn
 from momentum2.evaluate.subject import SubjectOptions
 from momentum2.runs.handle import Run
@@ -140,3 +141,23 @@ def test_a_mistake_is_one_of_the_evaluation_data():
         "eval_data.root",
         "eval_data.root /nowhere does not exist.",
     )
+
+
+def test_a_large_data_set_is_scored_on_a_choice_of_its_images(
+    encoder: nn.Module, shapes: DataConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    sizes = []
+    extract = online.extract
+    monkeypatch.setattr(
+        online,
+        "extract",
+        lambda e, data, *rest, **more: sizes.append(len(data)) or extract(e, data, *rest, **more),
+    )
+    monkeypatch.setattr(online, "BANK", 20)
+    monkeypatch.setattr(online, "QUERIES", 10)
+    config = Config(eval_data=shapes, monitor=MonitorConfig(knn_every=1), train=TrainConfig(precision="fp32"))
+    score = online_knn(config, tmp_path, 1)
+    assert score is not None
+    assert 0 <= score({"teacher": encoder}, 1)["knn_top1"] <= 100
+    assert sizes[-2:] == [20, 10]
+    assert set(sizes) == {20, 10}
