@@ -36,6 +36,7 @@ History = Literal["local", "global"]
 WeightSchedule = Literal["cosine", "constant"]
 Compat = Literal["paper", "official"]
 Stem = Literal["imagenet", "cifar", "small"]
+StemInit = Literal["random", "cosines"]
 DataName = Literal[
     "shapes", "folder", "cifar10", "cifar100", "stl10", "imagenet", "archive", "list", "own", "none"
 ]
@@ -118,6 +119,7 @@ class ModelConfig:
         projector_out: Output width of projector and predictor.
         predictor_hidden: Hidden width of the predictor (default: that of the projector).
         weights: State dict (.safetensors or .pth) to start from.
+        stem_init: Start of a ResNet's first layer: random, or cosines of rising frequency in opponent colors.
         zero_init_residual: Start a ResNet with residual branches of zero: the last BN weight of every block is 0.
     """
 
@@ -129,6 +131,7 @@ class ModelConfig:
     predictor_hidden: Count | None = None
     weights: str | None = None
     zero_init_residual: bool = False
+    stem_init: StemInit = "random"
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,14 @@ TINY = (
 )
 #: In today's words. The loop, the norms of one device and the heads compute what version 0.1.0 did, to the last bit.
 RUNS = {
-    "pretrain": f"pretrain quickstart {TINY} --out {{here}}/pretrain",
-    "split": f"pretrain quickstart {TINY} --method.teacher_norm local --train.devices 4 --train.accumulate 2 "
+    "pretrain": f"pretrain quickstart-paper {TINY} --out {{here}}/pretrain",
+    "split": f"pretrain quickstart-paper {TINY} --method.teacher_norm local --train.devices 4 --train.accumulate 2 "
     "--out {here}/split",
-    "batch-devices": f"pretrain quickstart {TINY} --method.student_norm synced --method.teacher_norm local "
+    "batch-devices": f"pretrain quickstart-paper {TINY} --method.student_norm synced --method.teacher_norm local "
     "--train.devices 4 --out {here}/batch-devices",
-    "moco": f"pretrain quickstart {TINY} --method.name moco --method.queue_size 32 --method.teacher_norm shuffle "
+    "moco": f"pretrain quickstart-paper {TINY} --method.name moco --method.queue_size 32 --method.teacher_norm shuffle "
     "--views.recipe moco_v2 --train.devices 4 --out {here}/moco",
-    "two-processes": f"pretrain quickstart {TINY} --out {{here}}/two-processes",
+    "two-processes": f"pretrain quickstart-paper {TINY} --out {{here}}/two-processes",
     "linear": "evaluate linear {here}/finished --epochs 2 --batch_size 16 --data.train_size 64 --threads 1 "
     "--device cpu --floors false --out {here}/linear",
     "detector": "detect {here}/finished --model mask_rcnn --train.steps 8 --train.checkpoint_every 4 --train.keep 2 "
@@ -148,7 +148,7 @@ def test_an_old_run_that_cannot_be_resumed_exactly_is_refused(
 ):
     unpack(tmp_path, name)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    done = momentum2(warm_python, f"pretrain quickstart {TINY} {flags} --out {{here}}/{name}", tmp_path)
+    done = momentum2(warm_python, f"pretrain quickstart-paper {TINY} {flags} --out {{here}}/{name}", tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("momentum2: ")]
     assert any(words in sentence for words in says.split("|"))

@@ -14,7 +14,12 @@ Flags = Mapping[str, object]  # overrides, by the names of the config's fields
 Numbers = Mapping[str, float]  # by column: {"top-1": 88.18, "seconds": 0.25}
 
 
-_OLD = {"devices": "virtual_devices", "local": "split"}
+_OLD = {
+    "devices": "virtual_devices",
+    "local": "split",
+    "quickstart-paper": "quickstart",
+    "cifar10-cpu-paper": "cifar10-cpu",
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,12 @@ class Pretraining:
         In the words of version 0.1, so that what was finished then is not run again.
         """
         words = {k.split(".")[-1]: _word(v) for k, v in self.changes.items()}
-        return " ".join([self.recipe, *(f"{_OLD.get(k, k)}={_OLD.get(v, v)}" for k, v in words.items())])
+        return " ".join(
+            [
+                _OLD.get(self.recipe, self.recipe),
+                *(f"{_OLD.get(k, k)}={_OLD.get(v, v)}" for k, v in words.items()),
+            ]
+        )
 
     @property
     def epochs(self) -> int:

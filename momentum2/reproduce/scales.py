@@ -84,9 +84,9 @@ def base(scale: Scale, paper_recipe: str, epochs: int | None = None) -> Base:
     flags = {**_SMALL, **size_flags(64, 4)}
     if scale == "smoke":
         flags |= {"train.epochs": 1, "data.train_size": 1280, "eval_data.train_size": 1000}
-        return Base(scale, "quickstart", flags, 64, 4, epochs or 1)
+        return Base(scale, "quickstart-paper", flags, 64, 4, epochs or 1)
     flags |= {"train.epochs": 20, "monitor.knn_every": 2, "monitor.log_every": 20}
-    return Base(scale, "cifar10-cpu", flags, 64, 4, epochs or 20)
+    return Base(scale, "cifar10-cpu-paper", flags, 64, 4, epochs or 20)
 
 
 #: How the small scales run methods that the paper takes from elsewhere. MoCo's teacher must hardly move while a key

@@ -93,7 +93,7 @@ def test_a_command_that_fails_is_named(tmp_path: Path, capsys):
     words = ["reproduce", "alpha", "--scale", "cifar", "--rows", "alpha-cosine", "--seeds", "0"]
     assert main([*words, "--data", str(tmp_path / "empty"), "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("momentum2: momentum2 pretrain cifar10-cpu")
+    assert error.startswith("momentum2: momentum2 pretrain cifar10-cpu-paper")
     assert "The log is" in error
     assert error.count("\n") == 1
 
