@@ -122,7 +122,8 @@ def _contrast(patches: Tensor) -> Tensor:
 def _zca(centered: Tensor) -> Tensor:
     """The symmetric matrix that whitens: (C + 0.1)^-½ of the covariance C."""
     values, vectors = torch.linalg.eigh((centered.T @ centered).double() / len(centered))
-    return (vectors * (values.clamp_min(0) + _FAINT).rsqrt() @ vectors.T).float()
+    whitening: Tensor = vectors * (values.clamp_min(0) + _FAINT).rsqrt() @ vectors.T
+    return whitening.float()
 
 
 def _spherical_kmeans(x: Tensor, k: int, generator: torch.Generator) -> Tensor:

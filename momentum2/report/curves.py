@@ -30,8 +30,8 @@ CURVES = (
     Panel("loss", "loss", "falls, then flattens"),
     Panel("knn_top1", "kNN top-1, %", "rises above the floors (dotted)", tuple(FLOORS.items())),
     Panel("lr", "learning rate", "warm-up, then cosine"),
-    Panel("m", "m: student's share in the teacher", "falls to 0"),
-    Panel("alpha", "α: batch's share in the statistics", "falls to 0"),
+    Panel("m", "m: student's share in the teacher", "falls to 0, or constant"),
+    Panel("alpha", "α: batch's share in the statistics", "falls to 0, or constant"),
     Panel("grad_norm", "gradient norm", "no explosions"),
 )
 HEALTH = (
