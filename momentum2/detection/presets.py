@@ -74,7 +74,7 @@ class DetectionDataConfig:
     test_split: str = "test"
     train_size: Images | None = None
     test_size: Images | None = None
-    short_edges: Annotated[list[Edge], Limits(1, 1000)] = field(
+    short_edges: Annotated[list[Edge], Limits(1, 2000)] = field(
         default_factory=lambda: list(range(640, 801, 32))
     )
     test_short_edge: Edge = 800
