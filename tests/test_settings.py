@@ -419,7 +419,11 @@ def test_the_config_of_a_published_run_can_be_read(path: Path):
 def test_lists(tmp_path: Path):
     for value in ("[640, 800]", "640,800", ["640", 800], (640, 800)):
         assert override(DetectConfig(), {"data.short_edges": value}).data.short_edges == [640, 800]
-    for value, says in (("[]", "at least 1 value"), ("5,x", "a whole number"), ("5,0", "at least 1, not 0")):
+    for value, says in (
+        ("[]", "from 1 to 1000 values"),
+        ("5,x", "a whole number"),
+        ("5,0", "from 1 to 8192, not 0"),
+    ):
         with pytest.raises(SettingError, match=says):
             override(DetectConfig(), {"data.short_edges": value})
     (tmp_path / "f.yaml").write_text("data:\n  short_edges:\n  - 5\n  - 6\n")

@@ -22,7 +22,6 @@ from momentum2.evaluate.accuracy import top1_top5
 from momentum2.evaluate.features import Features, extract
 from momentum2.evaluate.floors import Pixels, patch_encoder, random_encoder
 from momentum2.evaluate.knn import knn_scores
-from momentum2.runs.encoder import EncoderCard
 from momentum2.runs.metrics import FLOORS, read_metrics
 from momentum2.runs.names import METRICS
 from momentum2.training.build import Score
@@ -87,8 +86,7 @@ def online_knn(config: Config, run: Path, steps: int) -> Score | None:
             "floor_patches": patch_encoder(train, spec, seed, device, data.workers),
         }
         if config.model.backbone != OWN:  # there is no untrained copy of a custom network
-            card = EncoderCard.of_run(config, 0, "student", 0)
-            encoders["floor_random"] = random_encoder(card, train, spec, seed, device, data.workers)
+            encoders["floor_random"] = random_encoder(config.model, train, spec, seed, device, data.workers)
         all_in_one = SideBySide(encoders.values()).to(device)
         bank, queries = (features(all_in_one, d, device) for d in (neighbors, _some(test, _FLOOR_TESTS)))
         found, start = {}, 0

@@ -33,9 +33,7 @@ def build_method(config: Config, plan: Plan, classes: int, encoder: nn.Module | 
     torch.manual_seed(derive(config.train.seed, "initial weights"))
     model = config.model
     if encoder is None:
-        f = backbones.build(
-            model.backbone, model.stem, model.width, model.zero_init_residual, model.stem_init
-        )
+        f = backbones.of_config(model)
     else:
         f = backbones.with_feature_dim(copy.deepcopy(encoder), config.data.image_size)
     if model.weights:
