@@ -59,7 +59,8 @@ def write(loaded: LoadedEncoder, folder: Path) -> None:
     card = loaded.card
     require_resnet(card, "detectron2")
     # Of bottlenecks it can be told the channels.
-    require_usual(card, "detectron2", any_width=RESNETS[card.backbone].bottleneck)
+    kind = RESNETS.get(card.backbone)
+    require_usual(card, "detectron2", any_width=kind is not None and kind.bottleneck)
     arrays = {name: tensor.numpy() for name, tensor in renamed(loaded.encoder.state_dict()).items()}
     content = {"model": arrays, "__author__": "momentum2", "matching_heuristics": True}
     write_new(folder / "model.pkl", pickle.dumps(content))
