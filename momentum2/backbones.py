@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from momentum2.config import Stem, StemInit
+from momentum2.config import ModelConfig, Stem, StemInit
 from momentum2.errors import SettingError, UserError
 from momentum2.weights import fill, network_in, read_state
 
@@ -54,6 +54,11 @@ def build(
     encoder = cast(Encoder, network)
     encoder.feature_dim = _feature_dim(network)
     return encoder
+
+
+def of_config(model: ModelConfig) -> Encoder:
+    """The network of these settings, with initial weights."""
+    return build(model.backbone, model.stem, model.width, model.zero_init_residual, model.stem_init)
 
 
 def with_feature_dim(network: nn.Module, image_size: int) -> Encoder:

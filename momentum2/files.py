@@ -10,13 +10,14 @@ small one is an `OSError` at once.
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -27,15 +28,29 @@ UNFINISHED = ".tmp-"
 LARGEST = 2**30
 
 
+def at_home(path: str) -> Path:
+    """A path in which `~` is the user's home; one of a user who is not there stays as it is, and will not be found."""
+    return Path(os.path.expanduser(path))
+
+
 def read(path: Path, limit: int = LARGEST) -> bytes:
     """The content of a regular file of at most `limit` bytes; an `OSError` for anything else, at once."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        _check_regular(descriptor, path)
-        size = os.fstat(descriptor).st_size
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         if size > limit:
             raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes", str(path))
         return file.read(size)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file to read from; an `OSError` for anything else, at once."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _check_regular(descriptor, path)
+        return open(descriptor, "rb")
+    except OSError:
+        os.close(descriptor)
+        raise
 
 
 def read_text(path: Path, limit: int = LARGEST) -> str:
@@ -99,6 +114,16 @@ def write_new(path: Path, data: bytes | str) -> None:
     """Write a file that must not be there, such as one in a `whole_folder`."""
     with path.open("xb") as file:
         file.write(data.encode() if isinstance(data, str) else data)
+
+
+def write_parts(path: Path, parts: Iterable[bytes | memoryview]) -> str:
+    """Write a file that must not be there, part by part; its SHA-256. Other threads go on meanwhile."""
+    digest = hashlib.sha256()
+    with path.open("xb") as file:
+        for part in parts:
+            digest.update(part)
+            file.write(part)
+    return digest.hexdigest()
 
 
 @contextmanager

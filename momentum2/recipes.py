@@ -73,7 +73,7 @@ def quickstart() -> Recipe:
             eval_data=data,
             train=TrainConfig(epochs=6, batch_size=128, checkpoint_every=250),
             optim=replace(FAST_OPTIM, warmup_epochs=0.2),
-            monitor=MonitorConfig(knn_every=2),
+            monitor=MonitorConfig(knn_every=2, knn_images=5_000),
         ),
         summary=f"A Momentum² teacher on the embedded shapes: minutes on a laptop; not as in the paper: {_DEPARTS}",
         command="momentum2 pretrain quickstart --out runs/quickstart",
@@ -109,7 +109,7 @@ def cifar10() -> Recipe:
             eval_data=data,
             train=TrainConfig(epochs=400, batch_size=512, devices=16),
             optim=OptimConfig(lr=0.1, warmup_epochs=10, weight_decay=5e-4),
-            monitor=MonitorConfig(knn_every=10),
+            monitor=MonitorConfig(knn_every=10, knn_images=10_000),
         ),
         summary="Momentum² Teacher, ResNet-18, CIFAR-10, for one GPU",
         command="momentum2 pretrain cifar10 --data.root CIFAR --eval_data.root CIFAR --out runs/cifar10",
@@ -126,7 +126,7 @@ def cifar10_cpu() -> Recipe:
             data=data,
             eval_data=data,
             train=replace(base.train, epochs=8, checkpoint_every=500),
-            monitor=replace(base.monitor, knn_every=4),
+            monitor=replace(base.monitor, knn_every=4, knn_images=10_000),
         ),
         summary=f"A Momentum² teacher on CIFAR-10 as image files: for one CPU core; not as in the paper: {_DEPARTS}",
         command="momentum2 pretrain cifar10-cpu --data.root CIFAR --eval_data.root CIFAR --out runs/cifar10-cpu",
@@ -163,7 +163,7 @@ def cifar10_hour() -> Recipe:
             eval_data=data,
             train=TrainConfig(epochs=200, batch_size=256),
             optim=OptimConfig(lr=0.1, warmup_epochs=5, weight_decay=5e-4),
-            monitor=MonitorConfig(knn_every=20),
+            monitor=MonitorConfig(knn_every=20, knn_images=10_000),
         ),
         summary="Momentum² Teacher, ResNet-18, CIFAR-10: an hour of one GPU by arithmetic; the paper's loss, which 200 "
         "epochs give the time that it needs, at 32 px and on one device",
@@ -523,7 +523,7 @@ def _fit_to_folder(config: Config, given: frozenset[str]) -> Config:
         train=replace(config.train, batch_size=batch, epochs=epochs, checkpoint_every=1000 if gpu else 250),
         # The rate is given for 256 images and goes with the batch; Muon's should go with its square root.
         optim=replace(config.optim, lr=config.optim.lr * math.sqrt(128 / batch), warmup_epochs=epochs / 20),
-        monitor=replace(config.monitor, knn_every=max(1, epochs // 10)),
+        monitor=replace(config.monitor, knn_every=max(1, epochs // 10), knn_images=10_000),
     )
 
 

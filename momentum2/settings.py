@@ -43,6 +43,27 @@ _DEEPEST = 4  # mappings inside each other; a config has two
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})  # YAML's, where they are not in quotes
 #: The words for true and false, in small letters.
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+#: What other programs call some settings, for the hint that a mistake comes with.
+_OTHER_WORDS = {
+    "learning_rate": "lr",
+    "base_lr": "lr",
+    "max_epochs": "epochs",
+    "num_epochs": "epochs",
+    "max_steps": "steps",
+    "batch": "batch_size",
+    "bs": "batch_size",
+    "num_workers": "workers",
+    "arch": "backbone",
+    "model": "backbone",
+    "wd": "weight_decay",
+    "checkpoint": "weights",
+    "temp": "temperature",
+    "img_size": "image_size",
+    "gpus": "devices",
+    "output": "out",
+    "output_dir": "out",
+    "save_dir": "out",
+}
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "none"}
 
 
@@ -90,9 +111,15 @@ def understood(
 
 def close_setting(name: str, known: Iterable[str]) -> str:
     """The setting that may be meant by a name that is none, or the empty string."""
+    known = list(known)
     inside = [setting for setting in known if setting.startswith(f"{name}.")]
     if inside:  # a whole section; people mean its place
         return next((setting for setting in inside if setting.endswith(".root")), inside[0])
+    section, _, last = name.rpartition(".")
+    last = _OTHER_WORDS.get(last, last)
+    same = [setting for setting in known if setting.rpartition(".")[2] == last]  # `lr` is `optim.lr`
+    if same:
+        return next((setting for setting in same if setting.startswith(f"{section}.")), same[0])
     return next(iter(get_close_matches(name[:100], known, n=1)), "")
 
 
@@ -214,16 +241,19 @@ def convert(name: str, value: object, hint: Any) -> Any:
             continue
         size = len(found) if isinstance(found, list) else found
         if limits and not limits.low <= size <= limits.high:
-            bound = (
-                f"at least {limits.low:g}"
-                if limits.high == math.inf
-                else f"from {limits.low:g} to {limits.high:g}"
-            )
+            bound = _bound(limits, size)
             if isinstance(found, list):
                 raise SettingError(name, f"must have {bound} values, not {size}.")
             raise SettingError(name, f"must be {bound}, not {_shown(found)}.")
         return found
     raise _unfit(name, value, hint)
+
+
+def _bound(limits: Limits, size: float) -> str:
+    """What a number must be that is not within its limits. Of a range that is wide, only the end that matters."""
+    if limits.high - limits.low <= 1000:
+        return f"from {limits.low:g} to {limits.high:g}"
+    return f"at least {limits.low:g}" if size < limits.low else f"at most {limits.high:,}"
 
 
 def takes_none(hint: Any) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from momentum2 import distributed
-from momentum2.config import Count, NotNegative, Resume
+from momentum2.config import Batch, Count, NotNegative, Resume
 from momentum2.evaluate.accuracy import measure, top1_top5
 from momentum2.evaluate.by_features import judge, judge_floors
 from momentum2.evaluate.classifier import classifier_config, run_directory, train_classifier
@@ -32,14 +32,14 @@ class LinearOptions:
         epochs: Passes over the training images (default: the protocol's).
         batch_size: Images per step, over all processes (default: the protocol's).
         lr: Learning rate per 256 images (default: the protocol's; paper: 0.2, but 0.5 on stl10, cifar and shapes).
-        floors: Also measure random initialization and raw pixels, by the cached protocol on at most 100,000 images.
+        floors: Also measure an untrained network, raw pixels and whitened patches, cached, on at most 100,000 images.
         out: Run directory of the head (default: beside the weights).
         resume: auto: resume or start. never: only start. must: only resume.
     """
 
     protocol: ProtocolName | Literal["cached"] = "paper"
     epochs: Count | None = None
-    batch_size: Count | None = None
+    batch_size: Batch | None = None
     lr: NotNegative | None = None
     floors: bool = True
     out: str | None = None

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 import numpy as np
 import torch
@@ -14,19 +14,31 @@ from torch import nn
 
 from momentum2.augment import ViewSpec, view_specs
 from momentum2.backbones import Encoder
-from momentum2.config import OWN, Count, DataConfig, Network, Precision, Stem, ViewsConfig, Width
+from momentum2.config import (
+    OWN,
+    Batch,
+    DataConfig,
+    Limits,
+    ModelConfig,
+    Network,
+    Precision,
+    Stem,
+    ViewsConfig,
+    Width,
+)
 from momentum2.data import Dataset, open_dataset
 from momentum2.distributed.together import joined
 from momentum2.errors import SettingError, UserError, called
 from momentum2.evaluate.features import Features, extract
-from momentum2.evaluate.floors import Pixels, random_encoder
+from momentum2.evaluate.floors import Pixels, patch_encoder, random_encoder
 from momentum2.runs.encoder import EncoderCard, load_encoder, read_card
 from momentum2.runs.names import CONFIG
-from momentum2.runs.results import PIXELS, RANDOM, Settings
+from momentum2.runs.results import PATCHES, PIXELS, RANDOM, Settings
 from momentum2.settings import check, config_from_file
 from momentum2.training.device import choose_device
 
-Weights = Literal["given", "random", "pixels"]
+FloorName = Literal["random", "pixels", "patches"]
+Weights = Literal["given", FloorName]
 
 
 @dataclass(frozen=True)
@@ -36,7 +48,7 @@ class SubjectOptions:
     Args:
         data: Labeled images: split to learn from, test_split to test on (default: the run's eval_data).
         network: teacher or student (default: the one that the run exports).
-        weights: given, or a floor: the architecture at random initialization (random), or raw pixels (pixels).
+        weights: given, or a floor: the untrained network (random), raw pixels (pixels) or whitened patches (patches).
         backbone: Architecture of a state dict from elsewhere; that of a ResNet is detected.
         stem: Stem of a state dict from elsewhere.
         width: Width of a state dict from elsewhere.
@@ -53,10 +65,10 @@ class SubjectOptions:
     backbone: str | None = None
     stem: Stem | None = None
     width: Width | None = None
-    feature_batch: Count = 256
+    feature_batch: Batch = 256
     precision: Precision = "fp32"
     device: str = "auto"
-    threads: Count | None = None
+    threads: Annotated[int, Limits(1, 1024)] | None = None
     seed: int = 0
 
 
@@ -94,6 +106,13 @@ class Subject:
         """The view that is shown in evaluation: the center, at the data's image size."""
         (shown,) = view_specs(ViewsConfig("evaluation"), self.options.data.image_size)
         return replace(shown, mean=self.card.mean, std=self.card.std)
+
+    @property
+    def model(self) -> ModelConfig:
+        """The network, with the start that its run gave it where that is known."""
+        config, card = self.directory / CONFIG, self.card
+        start = config_from_file(config).model if config.exists() else ModelConfig()
+        return replace(start, backbone=card.backbone, stem=card.stem, width=card.width)
 
     @property
     def data_name(self) -> str:
@@ -147,12 +166,15 @@ class Subject:
             if self.card.backbone != OWN:  # there is no untrained copy of a custom network
                 yield self.floor("random")
             yield self.floor("pixels")
+            yield self.floor("patches")
 
-    def floor(self, weights: Literal["random", "pixels"]) -> tuple[str, Encoder]:
+    def floor(self, weights: FloorName) -> tuple[str, Encoder]:
+        o = self.options
         if weights == "pixels":
             return PIXELS, Pixels(self.spec.size)
-        o = self.options
-        return RANDOM, random_encoder(self.card, self.images, self.spec, o.seed, self.device, o.data.workers)
+        if weights == "patches":
+            return PATCHES, patch_encoder(self.images, self.spec, o.seed, self.device, o.data.workers)
+        return RANDOM, random_encoder(self.model, self.images, self.spec, o.seed, self.device, o.data.workers)
 
 
 def data_of(source: str | os.PathLike[str]) -> DataConfig:

@@ -87,6 +87,7 @@ class Evaluation:
         result: Its name in results.json.
         network: Whose encoder it is; None where the network starts from random initialization instead.
         protocol: That of a linear evaluation.
+        detectron2: The config of the same detector in an export for detectron2, where there is one.
     """
 
     verb: str
@@ -94,6 +95,7 @@ class Evaluation:
     result: str
     network: Network | None
     protocol: ProtocolName | Literal["cached"] | None = None
+    detectron2: str | None = None
 
     @property
     def scratch(self) -> bool:

@@ -40,7 +40,7 @@ class Job:
     optim: OptimConfig
     monitor: MonitorConfig
     device: torch.device
-    validate: Callable[[], dict[str, float]] | None = None
+    validate: Callable[[int], dict[str, float]] | None = None  # after so many steps
     validate_every: int = 0  # steps; the last step is always validated
     decided: Mapping[str, object] = field(default_factory=dict)  # by images and machine; kept for a resume
 

@@ -5,6 +5,7 @@ It finds the other processes by torchrun's environment and saves what it compute
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ def queue() -> dict[str, Tensor]:
     for k in range(STEPS):
         method.before_step(k)
         for micro in images[k].chunk(MICRO_BATCHES):
-            method([-part(micro), part(micro)], None)
+            method.keep(method([-part(micro), part(micro)], None))
         method.after_step(k)
     return {"start": start, "keys": torch.cat(keys), "queue": method.queue, "pointer": method.pointer}
 
@@ -92,7 +93,7 @@ def center(micro_batches: int) -> dict[str, Tensor]:
     for k in range(STEPS):
         method.before_step(k)
         for micro in images[k].chunk(micro_batches):
-            method([-part(micro), part(micro)], None)
+            method.keep(method([-part(micro), part(micro)], None))
         method.after_step(k)
     return {"outputs": torch.stack(outputs), "center": method.center}
 
@@ -139,11 +140,14 @@ def knn(network: Encoder) -> dict[str, Any]:
             eval_data=DataConfig("shapes", test_split="2%", image_size=16, train_size=100, cache="off"),
             monitor=MonitorConfig(knn_every=1),
             train=TrainConfig(precision="fp32", batch_size=40),
-        )
+            model=ModelConfig("resnet18", "small", width=0.125),
+        ),
+        Path("nowhere"),
+        steps=10,
     )
     assert score is not None
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    value = score({"student": network})["knn_top1"]
+    value = score({"student": network}, 5)
     kept = all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
     return {"value": value, "kept": kept and all(m.training for m in network.modules())}
 

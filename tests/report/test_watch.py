@@ -1,11 +1,13 @@
 """`watch`: a real server in a process of its own."""
 
+import importlib
 import json
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -100,6 +102,27 @@ def test_mistakes_are_sentences(server: tuple[str, Path], tmp_path: Path):
         watch(tmp_path, 0)
 
 
+def test_silent_visitors_are_few_and_sent_away(training: Path, monkeypatch: pytest.MonkeyPatch):
+    module = importlib.import_module("momentum2.report.watch")
+    monkeypatch.setattr(module._Handler, "timeout", 0.5)
+    before = threading.active_count()
+    with module.make_server(training, 0) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        visitors = []
+        for _ in range(module.AT_A_TIME + 20):
+            visitors.append(socket.create_connection(("127.0.0.1", server.server_port), timeout=600))
+            visitors[-1].sendall(b"GET / HTTP/1.0\r\nHost: ")  # and nothing more
+        assert threading.active_count() <= before + 1 + module.AT_A_TIME
+        assert [visitor.recv(100) for visitor in visitors] == [b""] * len(visitors)  # closed, sooner or later
+        address = f"http://127.0.0.1:{server.server_port}/live.json"
+        assert get(address)[0] == 200
+        server.shutdown()
+        serving.join()
+        for visitor in visitors:
+            visitor.close()
+
+
 @pytest.mark.slow
 def test_the_page_refreshes_itself(server: tuple[str, Path], browser: Any):
     address, training = server
@@ -108,6 +131,8 @@ def test_the_page_refreshes_itself(server: tuple[str, Path], browser: Any):
     log(training, {"step": 6, "loss": 0.0625, "step_time": 1.0})
     log(training, {"step": 6, "alarm": "Step 6: <b>something</b> is wrong."})
     browser.until("document.getElementById('alarms').textContent.includes('<b>something</b>')")
-    assert browser.run("document.getElementById('curves-plot').data[0].y").pop() == 0.0625
+    assert browser.run("DATA.runs[0].series.loss.value").pop() == 0.0625
+    drawn = "document.querySelector('#curves-plot path.curve').getAttribute('d').split('L').length"
+    assert browser.run(drawn) == browser.run("DATA.runs[0].series.loss.value.length")
     assert browser.run("document.querySelectorAll('main b').length") == 0
     assert browser.problems == []
