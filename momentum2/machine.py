@@ -1,7 +1,8 @@
-"""The machine that this process runs on: its cores, and who else uses them."""
+"""The machine that this process runs on: its cores, and who else uses them; its memory."""
 
 import os
 import time
+from pathlib import Path
 
 
 def allowed_cores() -> int:
@@ -34,6 +35,14 @@ def free_cores() -> int:
 def cpu_threads() -> int:
     """CPU threads for this process: the free cores, shared among the processes of this machine."""
     return max(1, free_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
+def total_memory() -> int:
+    """Bytes of memory of this machine or container (what is free may differ when a run is resumed)."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return min(total, int(text)) if text.isdecimal() else total
 
 
 def _busy_seconds() -> float:

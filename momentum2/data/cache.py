@@ -19,6 +19,7 @@ from momentum2.data.images import Array, BadImage, Picture, Pixels
 from momentum2.data.packing import decode, pack
 from momentum2.errors import SettingError
 from momentum2.files import locked
+from momentum2.machine import total_memory
 
 _FORMAT = 1  # part of the key: raise it when other pixels come out of the same files
 _SHARE = 0.25  # of the memory: the largest cache that auto makes
@@ -73,7 +74,7 @@ def packed(dataset: Dataset, kind: str, cache: Cache, directory: str | None) -> 
         return dataset
     base = Path(directory).expanduser() if directory else _user_cache()
     estimate = _decoded_bytes(dataset)
-    if cache == "auto" and estimate > _SHARE * _memory():
+    if cache == "auto" and estimate > _SHARE * total_memory():
         return dataset
     folder = base / f"{kind}-{_key(dataset)}"
     try:
@@ -97,14 +98,6 @@ def packed(dataset: Dataset, kind: str, cache: Cache, directory: str | None) -> 
 def _user_cache() -> Path:
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "momentum2"
-
-
-def _memory() -> int:
-    """Bytes of memory of this machine or container (what is free may differ when a run is resumed)."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    return min(total, int(text)) if text.isdecimal() else total
 
 
 def _decoded_bytes(dataset: Dataset) -> int:

@@ -106,9 +106,9 @@ def test_auto_packs_what_fits(make_folder: MakeFolder, monkeypatch: pytest.Monke
     config = DataConfig(root=str(make_folder(10)))
     assert isinstance(open_dataset(config), Packed)
     decoded = sum(image.nbytes for image in open_dataset(config).read(range(10)))
-    monkeypatch.setattr(cache, "_memory", lambda: 4 * decoded - 4)
+    monkeypatch.setattr(cache, "total_memory", lambda: 4 * decoded - 4)
     assert not isinstance(open_dataset(config), Packed)
-    monkeypatch.setattr(cache, "_memory", lambda: 4 * decoded)
+    monkeypatch.setattr(cache, "total_memory", lambda: 4 * decoded)
     assert isinstance(open_dataset(config), Packed)
     assert not isinstance(open_dataset(replace(config, cache="off")), Packed)
 

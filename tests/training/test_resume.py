@@ -219,13 +219,13 @@ def test_a_resumed_run_keeps_what_auto_came_to(tmp_path: Path, monkeypatch, cach
         ),
     )
     memory = {True: 1 << 40, False: 1}
-    monkeypatch.setattr(cache, "_memory", lambda: memory[cached_at_first])
+    monkeypatch.setattr(cache, "total_memory", lambda: memory[cached_at_first])
     assert pretrain(config, tmp_path / "run").finished
     encoder = tmp_path / "run" / "encoder.safetensors"
     whole = encoder.read_bytes()
     encoder.unlink()
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000004")
-    monkeypatch.setattr(cache, "_memory", lambda: memory[not cached_at_first])
+    monkeypatch.setattr(cache, "total_memory", lambda: memory[not cached_at_first])
     assert pretrain(config, tmp_path / "run").finished
     assert encoder.read_bytes() == whole
 
