@@ -41,9 +41,10 @@ from momentum2.runs.results import Result, below_floors
 from momentum2.runs.table import RunRow, compare, write_csv
 from momentum2.settings import check as check_settings
 from momentum2.settings import flatten
-from momentum2.training.build import build_method, make_job, with_cache, with_devices
+from momentum2.training.build import build_method, make_job, with_cache, with_devices, with_precision
 from momentum2.training.checks import check, method_class
-from momentum2.training.device import choose_device, guest
+from momentum2.training.device import choose_algorithms, choose_device, guest
+from momentum2.training.estimate import check_memory
 from momentum2.training.loop import fit
 from momentum2.training.plan import describe, idle_settings, resolve, share
 
@@ -121,10 +122,14 @@ def pretrain(
         share(config, distributed.world_size(), kind)  # before anything is written
         with open_run(place, config, resume, idle_settings(config, kind)) as run:
             before = run.checkpoints.info()
+            config = with_precision(config, before, device)
+            choose_algorithms(config.train.precision, config.train.deterministic, device)
             if images is None:
                 images = open_dataset(with_cache(config.data, before), seed=config.train.seed)
             _check_images(images, before, kind, place)
             resolved = resolve(config, len(images), distributed.world_size(), method)
+            if encoder is None:
+                check_memory(config, resolved, len(images.class_names or ()))
             built = build_method(config, resolved, len(images.class_names or ()), encoder)
             built.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             _say_plan(describe(config, resolved), place)

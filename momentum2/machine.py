@@ -1,8 +1,7 @@
-"""The machine that this process runs on: its cores, and who else uses them; its memory."""
+"""The machine that this process runs on: its memory and its cores, and who else uses them."""
 
 import os
 import time
-from pathlib import Path
 
 
 def allowed_cores() -> int:
@@ -16,6 +15,17 @@ def allowed_cores() -> int:
     except (OSError, ValueError):
         pass  # no cgroup limit to read
     return allowed
+
+
+def memory() -> int:
+    """Bytes of memory of this machine or container (what is free may differ when a run is resumed)."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        with open("/sys/fs/cgroup/memory.max") as file:
+            limit = file.read().strip()
+    except OSError:
+        return total  # no cgroup limit to read
+    return min(total, int(limit)) if limit.isdecimal() else total
 
 
 def free_cores() -> int:
@@ -35,14 +45,6 @@ def free_cores() -> int:
 def cpu_threads() -> int:
     """CPU threads for this process: the free cores, shared among the processes of this machine."""
     return max(1, free_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-
-
-def total_memory() -> int:
-    """Bytes of memory of this machine or container (what is free may differ when a run is resumed)."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    return min(total, int(text)) if text.isdecimal() else total
 
 
 def _busy_seconds() -> float:

@@ -1,6 +1,7 @@
 """Features as a file, for whatever comes next: search, selection, clustering, plots, other classifiers."""
 
 import json
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from momentum2 import distributed
-from momentum2.errors import SettingError, UserError
+from momentum2.errors import SettingError, UserError, shown
 from momentum2.evaluate.features import Features
 from momentum2.evaluate.subject import Subject
 from momentum2.files import open_regular, parse_json, whole_file
@@ -20,6 +21,11 @@ from momentum2.runs.encoder import LARGEST_IMAGE
 from momentum2.weights import checksum, on_cpu
 
 _ORIGIN = "origin"  # the array, or the metadata of a Parquet file, that says where features come from
+#: What a file that is damaged or of another kind can raise.
+_DAMAGE = (
+    *(ValueError, KeyError, TypeError, AttributeError, EOFError, OverflowError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError),  # numpy reads a header as Python
+)
 
 
 @dataclass(frozen=True)
@@ -128,9 +134,9 @@ def read_embeddings(path: Path) -> Embeddings:
         return _checked(arrays, origin)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}).") from None
-    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except _DAMAGE as error:
         raise UserError(
-            f"{path} is not a file of features ({error}). Write it again with momentum2 embed."
+            f"{path} is not a file of features ({shown(error)}). Write it again with momentum2 embed."
         ) from None
 
 

@@ -17,8 +17,8 @@ from PIL import Image
 from momentum2 import __version__
 from momentum2.data.images import Encoded
 from momentum2.errors import shown
-from momentum2.machine import allowed_cores, free_cores, total_memory
-from momentum2.training.device import choose_device, use_bf16
+from momentum2.machine import allowed_cores, free_cores, memory
+from momentum2.training.device import choose_device, resolve_precision
 
 _DECODING = 0.5  # seconds in which images are decoded
 _SIDES = 500, 375  # the usual size of a photo in ImageNet
@@ -37,12 +37,12 @@ def examine(folder: Path) -> list[tuple[str, str]]:
         ("operators", _operators()),
         *((f"[{extra}]", _versions(names, extra)) for extra, names in extras.items()),
         ("devices", _devices()),
-        ("auto", f"{device.type}, {'bf16' if use_bf16('auto', device) else 'fp32'}"),
+        ("auto", f"{device.type}, {resolve_precision('auto', device)}"),
         (
             "cores",
             f"{allowed_cores()} allowed, {free_cores()} free now; torch uses {torch.get_num_threads()}",
         ),
-        ("memory", f"{total_memory() / 1e9:.1f} GB"),
+        ("memory", f"{memory() / 1e9:.1f} GB"),
         ("disk", f"{shutil.disk_usage(folder).free / 1e9:.1f} GB free here"),
         ("decoding", f"{_decoding():,.0f} JPEG images of {_SIDES[0]}×{_SIDES[1]} a second on one core"),
     ]
