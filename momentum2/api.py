@@ -388,6 +388,14 @@ def write_report(
     return page.write_report([Path(run) for run in several], None if out is None else Path(out), options)
 
 
+def doctor(folder: Source = ".") -> list[tuple[str, str]]:
+    """What a bug report needs, as (what, value) lines: versions, devices, cores, memory, disk at `folder`, speed."""
+    from momentum2.training.doctor import examine
+
+    with guest():
+        return examine(Path(folder))
+
+
 def views(
     data: str, out: Source = "views.png", *, count: int = 8, overrides: Mapping[str, object] | None = None
 ) -> Path:
@@ -437,6 +445,7 @@ __all__ = [
     "Stopped",
     "compare_runs",
     "detect",
+    "doctor",
     "embed",
     "evaluate_knn",
     "evaluate_linear",

@@ -90,10 +90,9 @@ def inexact(old: Mapping[str, object], world: int, first: bool) -> str | None:
         first: Whether version 0.1 wrote it.
     """
     name = old.get("method.name")
-    if name is None:  # a detector
-        return (
-            None if "warmup_steps" in old else "its detector had other heads and learned from other targets"
-        )
+    if name is None:
+        old_detector = "model" in old and "warmup_steps" not in old
+        return "its detector had other heads and learned from other targets" if old_detector else None
     if not first:
         return None
     norms = {old.get("method.student_norm")}

@@ -541,6 +541,16 @@ def reproduce(words: Words) -> int:
     return 0
 
 
+def doctor(words: Words) -> int:
+    """Say what a bug report needs."""
+    from momentum2 import api
+
+    words.at_most_one()
+    for name, value in api.doctor():
+        _say(f"{name:<14}{value}")
+    return 0
+
+
 # -- what they share
 
 
@@ -678,5 +688,11 @@ COMMANDS: dict[str, Command] = {
         "RUN --format FORMAT --out FOLDER [options]",
         lambda: Options(_RUN, (ExportOptions(),)),
         export,
+    ),
+    "doctor": Command(
+        "Show versions, devices, cores, memory, disk and decoding speed, for bug reports.",
+        "",
+        Options,
+        doctor,
     ),
 }

@@ -281,7 +281,8 @@ def write(loaded: LoadedEncoder, folder: Path) -> None:
     card = loaded.card
     require_resnet(card, "detectron2")
     # Of bottlenecks it can be told the channels.
-    require_usual(card, "detectron2", any_width=RESNETS[card.backbone].bottleneck)
+    kind = RESNETS.get(card.backbone)
+    require_usual(card, "detectron2", any_width=kind is not None and kind.bottleneck)
     state = {name: tensor.contiguous() for name, tensor in renamed(loaded.encoder.state_dict()).items()}
     # Tensors, not arrays: a pickle of NumPy 2's arrays cannot be read by NumPy 1.
     torch.save({"model": state, "__author__": "momentum2", "matching_heuristics": True}, folder / "model.pth")

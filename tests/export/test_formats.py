@@ -280,6 +280,8 @@ def test_detectron2_takes_the_printed_lines(run: Path, tmp_path: Path):
     ("format", "network", "says"),
     [
         ("torchvision", ("resnet18", "small", 1.0), "torchvision has no resnet18 with the 3x3 stem small"),
+        ("torchvision", ("resnet10", "imagenet", 1.0), "torchvision has no resnet10. Export to onnx"),
+        ("detectron2", ("resnet10", "imagenet", 1.0), "detectron2 has no resnet10. Export to onnx"),
         ("torchvision", ("resnet18", "imagenet", 0.25), "torchvision has no resnet18 of width 0.25"),
         (
             "torchvision",
