@@ -7,12 +7,14 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 BIN := $(VENV)/bin
 RUN ?= runs/quickstart
 
-.PHONY: help quickstart test lint format clean
+.PHONY: help quickstart test attack lint format dist clean
 help:
 	@echo "make quickstart   pretrain on the embedded data set and evaluate (run directory: $(RUN))"
 	@echo "make test         lint, types and the whole test suite"
+	@echo "make attack       all attacks on the command line and the readers (an hour)"
 	@echo "make lint         lint and types only"
 	@echo "make format       format the code"
+	@echo "make dist         wheel and sdist in dist/, each installed and tried in an environment of its own"
 	@echo "make clean        remove the virtual environment and caches"
 
 quickstart: $(VENV)/.core
@@ -23,6 +25,10 @@ quickstart: $(VENV)/.core
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
+attack: $(VENV)/.dev
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python tests/attack/run.py
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python tests/attack/fuzz.py
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -31,6 +37,11 @@ lint: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+dist: $(VENV)/.dev
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+	for file in dist/*.whl dist/*.tar.gz; do .ci/smoke $(BIN)/python $$file || exit; done
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

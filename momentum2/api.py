@@ -46,9 +46,10 @@ from momentum2.runs.results import Result, below_floors
 from momentum2.runs.table import RunRow, compare, write_csv
 from momentum2.settings import check as check_settings
 from momentum2.settings import flatten
-from momentum2.training.build import build_method, make_job, with_cache, with_devices
+from momentum2.training.build import build_method, make_job, with_cache, with_devices, with_precision
 from momentum2.training.checks import check, method_class
-from momentum2.training.device import choose_device, guest
+from momentum2.training.device import choose_algorithms, choose_device, guest
+from momentum2.training.estimate import check_memory
 from momentum2.training.loop import fit
 from momentum2.training.plan import describe, describe_images, idle_settings, resolve, share
 
@@ -127,12 +128,16 @@ def pretrain(
         share(config, distributed.world_size(), kind)  # before anything is written
         with open_run(place, config, resume, idle_settings(config, kind)) as run:
             before = run.checkpoints.info()
+            config = with_precision(config, before, device)
+            choose_algorithms(config.train.precision, config.train.deterministic, device)
             if images is None:
                 images = open_dataset(with_cache(config.data, before), seed=config.train.seed)
             seen = fingerprint(images)
             _check_images(images, seen, before, kind, place)
             order = chosen_order(config.data.order, len(images), before)
             resolved = resolve(config, len(images), distributed.world_size(), method)
+            if encoder is None:
+                check_memory(config, resolved, len(images.class_names or ()))
             built = build_method(config, resolved, len(images.class_names or ()), encoder)
             built.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             _say_plan([*describe(config, resolved), *describe_images(config, images)], place)
@@ -408,6 +413,14 @@ def write_report(
     return page.write_report([Path(run) for run in several], None if out is None else Path(out), options)
 
 
+def doctor(folder: Source = ".") -> list[tuple[str, str]]:
+    """What a bug report needs, as (what, value) lines: versions, devices, cores, memory, disk at `folder`, speed."""
+    from momentum2.training.doctor import examine
+
+    with guest():
+        return examine(Path(folder))
+
+
 def views(
     data: str, out: Source = "views.png", *, count: int = 8, overrides: Mapping[str, object] | None = None
 ) -> Path:
@@ -474,6 +487,7 @@ __all__ = [
     "Stopped",
     "compare_runs",
     "detect",
+    "doctor",
     "embed",
     "evaluate_knn",
     "evaluate_linear",

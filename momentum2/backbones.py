@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from momentum2.config import Stem
+from momentum2.config import ModelConfig, Stem, StemInit
 from momentum2.errors import SettingError, UserError
 from momentum2.weights import fill, network_in, read_state
 
@@ -30,13 +30,15 @@ def build(
     stem: Stem = "imagenet",
     width: float = 1.0,
     zero_init_residual: bool = False,
+    stem_init: StemInit = "random",
     channels: int = 3,
 ) -> Encoder:
     """The torchvision network `name`, randomly initialized, ending in its pooled features.
 
     `stem` and `width` are for ResNets: the first layers (imagenet 7x7/2 and pooling, cifar 3x3/1, small
     3x3/2) and a multiplier of all channels. So is `zero_init_residual`: the last BN weight of every block is 0,
-    and the network starts as one without residual branches. `channels` are those of the images.
+    and the network starts as one without residual branches. With `stem_init` "cosines" the first layer starts as
+    `cosine_filters`. `channels` are those of the images.
     """
     network = _torchvision_network(name)
     if (stem, width) != ("imagenet", 1.0):
@@ -45,6 +47,8 @@ def build(
         _widen_input(network, channels)
     if zero_init_residual:
         _zero_residual(network, name)
+    if stem_init == "cosines":
+        _start_with_cosines(network, name)
     for part in ("fc", "classifier", "dropout"):  # two families drop features before their classifier
         if hasattr(network, part):
             setattr(network, part, nn.Identity())
@@ -53,6 +57,11 @@ def build(
     encoder = cast(Encoder, network)
     encoder.feature_dim = _feature_dim(network, channels)
     return encoder
+
+
+def of_config(model: ModelConfig, channels: int = 3) -> Encoder:
+    """The network of these settings, with initial weights, for images of so many channels."""
+    return build(model.backbone, model.stem, model.width, model.zero_init_residual, model.stem_init, channels)
 
 
 def with_feature_dim(network: nn.Module, image_size: int, channels: int = 3) -> Encoder:
@@ -69,9 +78,7 @@ def with_feature_dim(network: nn.Module, image_size: int, channels: int = 3) -> 
 def _torchvision_network(name: str) -> nn.Module:
     from momentum2._torchvision import torchvision
 
-    if (
-        name == "resnet10"
-    ):  # ResNet-18 with one block a stage, which torchvision's class makes but has no name for
+    if name == "resnet10":  # a ResNet-18 with one block a stage, for which torchvision has no name
         resnet = torchvision.models.resnet
         return cast(nn.Module, resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1]))
     names = torchvision.models.list_models(module=torchvision.models)
@@ -145,6 +152,39 @@ def _zero_residual(network: nn.Module, name: str) -> None:
             nn.init.zeros_(block.bn3.weight)
         elif isinstance(block, resnet.BasicBlock):
             nn.init.zeros_(block.bn2.weight)
+
+
+def cosine_filters(count: int, side: int) -> Tensor:
+    """The first `count` filters (count×3×side×side) of a basis in which natural images are nearly uncorrelated.
+
+    Each is a cosine along y, one along x, and a direction of color (light, blue to yellow, red to green), all of unit
+    length. They come in the order of their variance in images, about color / (1 + frequency)². The batch norm behind
+    them gives all the same variance, so a network starts with whitened patches.
+    """
+    places = torch.arange(side) + 0.5
+    waves = torch.stack([torch.cos(torch.pi * places * u / side) for u in range(side)])
+    colors = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, -1.0], [1.0, -2.0, 1.0]])
+    waves, colors = (x / x.norm(dim=1, keepdim=True) for x in (waves, colors))
+    basis = [
+        (variance / (1 + u + v) ** 2, torch.einsum("c,y,x->cyx", color, waves[u], waves[v]))
+        for variance, color in zip((1.0, 0.2, 0.05), colors, strict=True)
+        for u in range(side)
+        for v in range(side)
+    ]
+    basis.sort(key=lambda pair: -pair[0])
+    return torch.stack([wave for _, wave in basis[:count]])
+
+
+def _start_with_cosines(network: nn.Module, name: str) -> None:
+    """Half of the first layer's filters are cosines and half their negatives, since ReLU cuts off one sign of each."""
+    from momentum2._torchvision import torchvision
+
+    if not isinstance(network, torchvision.models.ResNet):
+        raise SettingError("model.stem_init", f"is only for ResNets, not '{name}'. Leave it out.")
+    weight = network.conv1.weight
+    with torch.no_grad():
+        start = cosine_filters(len(weight) // 2, weight.shape[-1]).to(weight.device)
+        weight[: 2 * len(start)] = torch.cat([start, -start])
 
 
 def _feature_dim(network: nn.Module, channels: int, size: int = 299) -> int:

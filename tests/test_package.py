@@ -1,10 +1,16 @@
 """The package as it is installed, not as it lies in the source tree."""
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
+
+import momentum2
+from momentum2.errors import shown
 
 ROOT = Path(__file__).parent.parent
 
@@ -25,3 +31,35 @@ def test_an_installed_copy_is_complete(tmp_path: Path):
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert Path(result.stdout.strip()).parent == tmp_path / "momentum2"
+
+
+def test_the_citation_is_of_this_version_and_complete():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == momentum2.__version__
+    assert {"cff-version", "message", "title", "authors", "license"} <= citation.keys()
+    paper = citation["preferred-citation"]
+    assert {"type", "title", "authors", "year", "url"} <= paper.keys()
+    assert [author["family-names"] for author in paper["authors"]] == ["Li", "Liu", "Sun"]
+
+
+def test_the_workflow_tests_every_python_that_is_promised():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    promised = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))
+    assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == promised
+    assert project["requires-python"] == f">={promised[0]}"
+    for line in re.findall(r"- run: (.*)", (ROOT / ".github" / "workflows" / "test.yml").read_text()):
+        for target in re.findall(r"\bmake (\w+)", line):
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
+
+
+def test_the_doctor_names_no_person_and_no_folder():
+    lines = dict(momentum2.doctor(ROOT))
+    assert lines["momentum2"] == momentum2.__version__
+    assert float(lines["decoding"].split()[0].replace(",", "")) > 0
+    assert float(lines["disk"].split()[0]) > 0
+    assert re.match(r"\d+ allowed, \d+ free", lines["cores"])
+    text = " ".join(lines.values())
+    assert str(Path.home()) not in text
+    assert str(ROOT) not in text
+    assert all(shown(value) == value for value in lines.values())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from momentum2.cli.options import ConfigFile, Options, Positional, Words
-from momentum2.config import Config, Count, Limits, Network, Resume
+from momentum2.config import Config, Count, Limits, Network, Processes, Resume
 from momentum2.errors import UserError, shown
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class PlanOptions:
         probe: Time a few steps to estimate the duration.
     """
 
-    processes: Count = 1
+    processes: Processes = 1
     images: Count | None = None
     probe: bool = False
 
@@ -134,7 +134,7 @@ class ViewsOptions:
     """
 
     out: str = "views.png"
-    count: Count = 8
+    count: Annotated[int, Limits(1, 1000)] = 8
 
 
 def views(words: Words) -> int:
@@ -570,6 +570,16 @@ def reproduce(words: Words) -> int:
     return 0
 
 
+def doctor(words: Words) -> int:
+    """Say what a bug report needs."""
+    from momentum2 import api
+
+    words.at_most_one()
+    for name, value in api.doctor():
+        _say(f"{name:<14}{value}")
+    return 0
+
+
 # -- what they share
 
 
@@ -715,5 +725,11 @@ COMMANDS: dict[str, Command] = {
         "RUN --format FORMAT --out FOLDER [options]",
         lambda: Options(_RUN, (ExportOptions(),)),
         export,
+    ),
+    "doctor": Command(
+        "Show versions, devices, cores, memory, disk and decoding speed, for bug reports.",
+        "",
+        Options,
+        doctor,
     ),
 }

@@ -25,11 +25,14 @@ SUFFIXES = (
 )
 #: Extensions of files that are images where there are no others: beside photos they are masks or features.
 ARRAY_SUFFIXES = (".npy", ".dcm")
+#: What a file may contain, whatever its name says: Pillow knows other formats that start programs to be read.
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "AVIF", "TIFF", "PPM", "JPEG2000", "TGA")
 #: Larger images are refused as decompression bombs (the limit is Pillow's own).
 MAX_PIXELS = formats.MAX_PIXELS
 #: Larger files are refused before they are read.
 MAX_BYTES = 1 << 30
 
+_BAND = 1 << 20  # pixels that are converted at a time
 _ORIENTATION = 0x0112  # EXIF tag
 _DEEP = ("I", "F")  # Pillow's modes of more than 8 bits, besides those that begin with I;16
 
@@ -153,7 +156,7 @@ class Encoded:
         if b"Exif\x00\x00" not in self.data:
             return 1
         with _bad_if_it_fails():
-            return _orientation(Image.open(io.BytesIO(self.data)))
+            return _orientation(_open(self.data))
 
     @property
     def is_plain(self) -> bool:
@@ -163,7 +166,7 @@ class Encoded:
         if formats.of(self.data) not in ("", "tiff") or self.reading.channels != 3:
             return False
         try:
-            with Image.open(io.BytesIO(self.data)) as image:
+            with _open(self.data) as image:
                 return not _is_deep(image)
         except Exception:
             return False
@@ -175,7 +178,7 @@ class Encoded:
             if kind in ("npy", "dicom"):
                 return formats.READERS[kind](self.data)
             try:
-                with Image.open(io.BytesIO(self.data)) as image:
+                with _open(self.data) as image:
                     _refuse_bomb(*image.size)
                     if kind == "" and _is_deep_color(image):
                         return formats.read_deep_png(self.data, self.reading.channels)
@@ -206,6 +209,10 @@ class Encoded:
         except ValueError:
             return self._decoded  # Pillow may be more forgiving; if not, it has the better message
         return _upright(stored, self._orientation)
+
+
+def _open(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
 def values_of(image: Image.Image, channels: int) -> Values:
@@ -287,4 +294,19 @@ def _eight_bits(image: Image.Image, channels: int) -> Pixels:
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image.convert("RGBA"))
-    return np.array(image.convert("L" if channels == 1 else "RGB"))
+    return _array(image, "L" if channels == 1 else "RGB")
+
+
+def _array(image: Image.Image, mode: str) -> Pixels:
+    """In another mode, made of bands: Pillow's own way has three copies of a large image in memory at the same time."""
+    pixels = np.empty((image.height, image.width, len(mode)), np.uint8)
+    rows = max(1, _BAND // image.width)
+    for top in range(0, image.height, rows):
+        band = (
+            image
+            if rows >= image.height
+            else image.crop((0, top, image.width, min(top + rows, image.height)))
+        )
+        converted = np.asarray(band if band.mode == mode else band.convert(mode))
+        pixels[top : top + rows] = converted.reshape(*converted.shape[:2], -1)
+    return pixels

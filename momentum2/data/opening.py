@@ -27,7 +27,7 @@ from momentum2.data.remote import check_url, fetch, is_remote
 from momentum2.data.sampler import seeded_subset
 from momentum2.data.shards import find_shards, open_shards
 from momentum2.errors import SettingError, UserError
-from momentum2.files import locked
+from momentum2.files import at_home, locked
 
 #: What a folder without images is, by the files in it.
 _KINDS: dict[DataName, str] = {"shards": "*.tar", "hf": "*.parquet", "table": "*.csv"}
@@ -161,7 +161,7 @@ def _root(data: DataConfig) -> Path:
             f'{data.root} is a URL, which the data set "{data.name}" cannot read. Pack the images into .tar files, and '
             'set name to "shards".',
         )
-    root = Path(data.root or ".").expanduser()
+    root = at_home(data.root or ".")
     if not root.exists():
         raise SettingError("data.root", f"{root} does not exist.")
     return root
@@ -177,7 +177,7 @@ def _download(data: DataConfig) -> None:
         raise SettingError("data.download", f'is not possible for the data set "{data.name}". Leave it out.')
     if data.root is None:
         raise SettingError("data.root", f"is required to download {data.name}. Set it to a folder.")
-    source, root = sources[data.name], Path(data.root).expanduser()
+    source, root = sources[data.name], at_home(data.root)
     root.mkdir(parents=True, exist_ok=True)
     with locked(root / ".download.lock"):
         if (root / source.base_folder).is_dir():

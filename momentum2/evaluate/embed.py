@@ -1,24 +1,31 @@
 """Features as a file, for whatever comes next: search, selection, clustering, plots, other classifiers."""
 
 import json
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from momentum2 import distributed
-from momentum2.errors import SettingError, UserError
+from momentum2.errors import SettingError, UserError, shown
 from momentum2.evaluate.features import Features
 from momentum2.evaluate.subject import Subject
 from momentum2.files import open_regular, parse_json, whole_file
+from momentum2.runs.encoder import LARGEST_IMAGE
 from momentum2.weights import checksum, on_cpu
 
 _ORIGIN = "origin"  # the array, or the metadata of a Parquet file, that says where features come from
+#: What a file that is damaged or of another kind can raise.
+_DAMAGE = (
+    *(ValueError, KeyError, TypeError, AttributeError, EOFError, OverflowError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError),  # numpy reads a header as Python
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,8 @@ class Origin:
         name: The kind of data set.
         root: Its folder or file, as it was given.
         split: Its part.
+        reading: How images became pixels: decoded from `files`, as small as the crop allows; whole, as `arrays` that a
+            cache has; or as arrays of `one size`, which are cropped on the device.
     """
 
     encoder: str
@@ -38,6 +47,7 @@ class Origin:
     name: str
     root: str | None
     split: str
+    reading: Literal["files", "arrays", "one size"]
 
 
 @dataclass(frozen=True)
@@ -74,12 +84,13 @@ def embeddings(subject: Subject) -> Embeddings:
     """The features of all images of `data.split`; unreadable images are left out."""
     dataset, data = subject.images, subject.options.data
     found: Features = subject.features(dataset)
+    reading: Any = "one size" if dataset.fixed_size else "arrays" if dataset.in_memory else "files"
     return Embeddings(
         found.features.numpy(),
         [dataset.names[i] for i in found.indices.tolist()],
         None if found.labels is None else found.labels.numpy(),
         dataset.class_names,
-        Origin(encoder_digest(subject), data.image_size, data.name, data.root, data.split),
+        Origin(encoder_digest(subject), data.image_size, data.name, data.root, data.split, reading),
     )
 
 
@@ -123,9 +134,9 @@ def read_embeddings(path: Path) -> Embeddings:
         return _checked(arrays, origin)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}).") from None
-    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except _DAMAGE as error:
         raise UserError(
-            f"{path} is not a file of features ({error}). Write it again with momentum2 embed."
+            f"{path} is not a file of features ({shown(error)}). Write it again with momentum2 embed."
         ) from None
 
 
@@ -164,6 +175,11 @@ def _origin(text: str) -> Origin:
         kinds = int if name == "image_size" else str | None if name == "root" else str
         if not isinstance(value, kinds) or isinstance(value, bool):
             raise ValueError(f"its origin has no proper {name}")
+    if (
+        values["reading"] not in ("files", "arrays", "one size")
+        or not 0 < values["image_size"] <= LARGEST_IMAGE
+    ):
+        raise ValueError("its origin is not one that can be repeated")
     return Origin(**values)
 
 

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from momentum2.config import Count, DataConfig, Network, Stem, Width
+from momentum2.data import Dataset
 from momentum2.data.folders import Files
-from momentum2.data.images import BadImage
+from momentum2.data.images import Array, BadImage, Picture, Reading
 from momentum2.errors import UserError, shown
 from momentum2.evaluate.embed import Embeddings, encoder_digest
 from momentum2.evaluate.subject import Subject, SubjectOptions, data_of
@@ -61,6 +62,25 @@ class Neighbors:
     indices: NDArray[np.int64]
 
 
+class _Query(Dataset):
+    """One image, read as those of the features were: the same image has the same features then."""
+
+    def __init__(self, name: str, how: str, reading: Reading) -> None:
+        super().__init__([name])
+        file = Files(Path(), [name], None, None)
+        self.reading = file.reading = reading
+        encoded = file.picture(0)
+        pixels = encoded.pixels()  # a `BadImage` now if it is one
+        self.image: Picture = encoded if how == "files" else Array(pixels)
+        self.fixed_size = encoded.size if how == "one size" else None
+
+    def picture(self, index: int) -> Picture:
+        return self.image
+
+    def stamp(self, index: int) -> str:
+        return self.names[index]
+
+
 def as_it_saw_them(
     source: str | os.PathLike[str], features: Embeddings, options: SearchOptions
 ) -> SubjectOptions:
@@ -77,11 +97,11 @@ def search(subject: Subject, images: Sequence[str], features: Embeddings, count:
 
     Features of other weights are refused: similarities between the spaces of two networks mean nothing.
     """
-    files = Files(Path(), images, None, None)
-    files.reading = subject.card.reading
-    for i, name in enumerate(images):
+    how = features.origin.reading if features.origin else "files"
+    queries = []
+    for name in images:
         try:
-            files.picture(i).pixels()
+            queries.append(_Query(name, how, subject.card.reading))
         except BadImage as reason:
             raise UserError(f"{shown(name)} cannot be read as an image ({reason}).") from None
     if features.origin is not None and features.origin.encoder != encoder_digest(subject):
@@ -89,7 +109,7 @@ def search(subject: Subject, images: Sequence[str], features: Embeddings, count:
             "The features were made by other weights than these, so nothing can be compared. Pass the run that made "
             "them, or write them again with momentum2 embed."
         )
-    x = subject.features(files).features
+    x = torch.cat([subject.features(query).features for query in queries])
     if x.shape[1] != features.features.shape[1]:
         raise UserError(
             f"The features have {features.features.shape[1]:,} numbers for each image, but this encoder makes "

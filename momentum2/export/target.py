@@ -45,12 +45,14 @@ def write_preprocessing(folder: Path, card: EncoderCard) -> None:
 
 def require_resnet(card: EncoderCard, tool: str) -> None:
     """Refuse what is not a ResNet of torchvision: `tool` has other names for its parts."""
-    if card.backbone not in RESNETS:
+    if card.backbone not in RESNETS and card.backbone != "resnet10":  # of which `require_usual` speaks
         raise UserError(f"{tool} takes ResNets, not {card.backbone}. Export to torchvision or onnx.")
 
 
 def require_usual(card: EncoderCard, tool: str, any_width: bool = False) -> None:
-    """Refuse a stem or a width that `tool` does not build."""
+    """Refuse a network, a stem or a width that `tool` does not build."""
+    if card.backbone == "resnet10":
+        raise UserError(f"{tool} has no resnet10. Export to onnx, or pretrain with model.backbone resnet18.")
     if card.channels != 3:
         raise UserError(
             f"{tool} takes images of three channels, and this {card.backbone} has {card.channels}. Export to onnx."

@@ -11,7 +11,7 @@ from torch import nn
 
 from momentum2 import backbones, distributed
 from momentum2.augment import Normalization, view_specs
-from momentum2.config import Config, DataConfig, ExactOrder, Network
+from momentum2.config import Config, DataConfig, ExactOrder, Network, Precision
 from momentum2.data import Dataset, Loader
 from momentum2.data.cache import Packed
 from momentum2.data.fingerprint import Fingerprint
@@ -21,6 +21,7 @@ from momentum2.methods import Method
 from momentum2.runs.directory import devices_of
 from momentum2.runs.names import BAD_IMAGES
 from momentum2.seeds import derive
+from momentum2.training.device import resolve_precision
 from momentum2.training.job import Job
 from momentum2.training.plan import Plan, per_device
 
@@ -33,9 +34,7 @@ def build_method(config: Config, plan: Plan, classes: int, encoder: nn.Module | 
     torch.manual_seed(derive(config.train.seed, "initial weights"))
     model = config.model
     if encoder is None:
-        f = backbones.build(
-            model.backbone, model.stem, model.width, model.zero_init_residual, config.data.channels
-        )
+        f = backbones.of_config(model, config.data.channels)
     else:
         f = backbones.with_feature_dim(copy.deepcopy(encoder), config.data.image_size, config.data.channels)
     if model.weights:
@@ -55,6 +54,18 @@ def with_devices(config: Config, out: Path, kind: type[Method]) -> Config:
 def with_cache(data: DataConfig, before: Mapping[str, object]) -> DataConfig:
     """Cached and streamed images differ by a little, so what `auto` once resolved to holds for the whole run."""
     return replace(data, cache="on" if before["cached"] else "off") if "cached" in before else data
+
+
+def with_precision(config: Config, before: Mapping[str, object], device: torch.device) -> Config:
+    """`config` with the precision that `auto` stands for, which holds for the whole run.
+
+    Versions that did not note it knew no fp16.
+    """
+    precision = resolve_precision(config.train.precision, device)
+    if config.train.precision == "auto" and before:
+        noted = cast(Precision, before.get("precision", "fp32" if precision == "fp16" else precision))
+        precision = resolve_precision(noted, device)
+    return replace(config, train=replace(config.train, precision=precision))
 
 
 def make_job(
@@ -106,6 +117,7 @@ def make_job(
             "devices": plan.devices,
             "images": len(dataset),
             "cached": isinstance(dataset, Packed),
+            "precision": resolve_precision(config.train.precision, device),
             "encoders": _places(method),
             "order": order,
             **({} if seen is None else {"fingerprint": seen}),

@@ -14,6 +14,7 @@ from PIL import Image
 
 import momentum2 as m2
 from momentum2.cli.main import main
+from momentum2.config import DataConfig
 from momentum2.evaluate.embed import Embeddings, read_embeddings
 from momentum2.evaluate.search import SearchOptions, nearest_rows
 from momentum2.evaluate.subject import SubjectOptions
@@ -63,6 +64,25 @@ def test_an_image_finds_itself_and_what_python_says(run: Path, features: Path, p
         assert [seen.names[i] for i in one.indices] == one.names
     again = m2.search(run, pictures / names[0], seen, options=replace(FIVE, count=1000))
     assert len(again[0].names) == len(seen.names)
+
+
+@pytest.mark.parametrize("kind", ["files", "arrays", "one size"])
+def test_a_large_photo_finds_itself_however_it_was_read(run: Path, kind: str, tmp_path: Path):
+    """A JPEG may be decoded at an eighth of its size, and not when it comes from a cache: features differ then."""
+    rng = np.random.default_rng(0)
+    for i in range(4):
+        size = (300, 200) if i == 0 and kind != "one size" else (300, 240)
+        pixels = rng.integers(0, 256, (size[1] // 4, size[0] // 4, 3), np.uint8)
+        Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC).save(tmp_path / f"{i}.jpg")
+    data = DataConfig("folder", str(tmp_path), image_size=16, cache="off" if kind == "files" else "on")
+    data = replace(data, cache_dir=str(tmp_path / ".cache"))
+    seen = m2.embed(run, subject=replace(ONE, data=data))
+    assert seen.origin is not None
+    assert seen.origin.reading == kind
+    for i, name in enumerate(seen.names):
+        (found,) = m2.search(run, tmp_path / name, seen, options=FIVE)
+        assert found.indices[0] == i
+        assert found.similarity[0] > 1 - 1e-5
 
 
 def test_the_page_has_the_images_and_asks_for_nothing(run: Path, features: Path, pictures: Path):

@@ -111,7 +111,9 @@ def features(photos: Path) -> Embeddings:
     x = np.eye(6, dtype=np.float32)
     x[1], x[5] = x[0], 2 * x[3]
     labels = np.array([0, 0, 0, 1, 1, 1])
-    return Embeddings(x, names, labels, ("cats", "dogs"), Origin("", 16, "folder", str(photos), "train"))
+    return Embeddings(
+        x, names, labels, ("cats", "dogs"), Origin("", 16, "folder", str(photos), "train", "files")
+    )
 
 
 def test_duplicates_as_table_page_and_list(photos: Path, features: Embeddings, tmp_path: Path):
@@ -159,7 +161,7 @@ def test_what_cannot_stand_in_a_list_is_refused(features: Embeddings, tmp_path: 
     odd = replace(features, names=["a\nb.png", *features.names[1:]])
     with pytest.raises(m2.UserError, match=r"a\\nb.png cannot stand in a list"):
         m2.select(odd, "duplicates", keep=tmp_path / "c.txt")
-    drawn = replace(features, origin=Origin("", 16, "shapes", None, "train"))
+    drawn = replace(features, origin=Origin("", 16, "shapes", None, "train", "files"))
     with pytest.raises(m2.SettingError, match="keep needs features of image files"):
         m2.select(drawn, "duplicates", keep=tmp_path / "c.txt")
     assert not (tmp_path / "c.txt").exists()
