@@ -1,6 +1,5 @@
 """What each named recipe does to an image, as plain numbers: one `ViewSpec` for every view."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -12,6 +11,7 @@ SMALL = 64
 #: Mean and std of each channel of ImageNet, and of all of them for channels that are no colors.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MULTIPLIERS = ("color", "blur", "solarize", "flip", "jitter", "gray")
+_STRONGEST = 10_000.0  # multiplier
 _PROBABILITIES = ("vertical_flip", "rotate90", "channel_drop")
 _MEAN_OF_ALL, _STD_OF_ALL = 0.449, 0.226
 
@@ -102,7 +102,7 @@ def view_specs(
             f"must be a share of the image's area, above 0 and at most 1, not {views.crop_min}.",
         )
     for name in _MULTIPLIERS + _PROBABILITIES:
-        _check_numbers(name, getattr(views, name), 1.0 if name in _PROBABILITIES else math.inf)
+        _check_numbers(name, getattr(views, name), 1.0 if name in _PROBABILITIES else _STRONGEST)
     specs = tuple(
         _with_switches(s, views, i) for i, s in enumerate(_RECIPES[views.recipe](views, image_size))
     )
@@ -118,8 +118,7 @@ def _check_numbers(name: str, given: PerView, largest: float) -> None:
         raise SettingError(f"views.{name}", "is empty. Give a number, or one for each view.")
     for value in values:
         if not 0 <= value <= largest:
-            limit = f"from 0 to {largest:g}" if largest < math.inf else "at least 0"
-            raise SettingError(f"views.{name}", f"must be {limit}, not {value:g}.")
+            raise SettingError(f"views.{name}", f"must be from 0 to {largest:g}, not {value:g}.")
 
 
 def _of_view(given: PerView, view: int) -> float:

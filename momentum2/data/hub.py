@@ -15,7 +15,7 @@ from momentum2.data.dataset import Dataset, Ints, Numbered
 from momentum2.data.images import MAX_BYTES, BadImage, Encoded, refuse_large
 from momentum2.data.layout import labels_from_words, split_in
 from momentum2.errors import SettingError, UserError
-from momentum2.files import read
+from momentum2.files import at_home, read
 
 
 class Rows(Dataset):
@@ -57,7 +57,7 @@ def open_hf(data: DataConfig, split: str) -> Rows:
         raise UserError("Hugging Face data sets need an extra. Run pip install 'momentum2[hf]'.") from None
     datasets.disable_progress_bars()
     root = data.root or ""
-    path = Path(root).expanduser()
+    path = at_home(root)
     with _offline(not data.download):
         try:
             opened = _local(datasets, path, split, data) if path.exists() else None

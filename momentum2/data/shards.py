@@ -19,7 +19,7 @@ from momentum2.data.images import BadImage, Encoded, refuse_large
 from momentum2.data.layout import is_array, is_hidden, is_image, labels_from_words, split_in
 from momentum2.data.workers import Workers
 from momentum2.errors import SettingError, UserError
-from momentum2.files import locked, parse_json, write_whole
+from momentum2.files import at_home, locked, parse_json, write_whole
 from momentum2.machine import allowed_cores
 from momentum2.terminal import progress
 
@@ -256,7 +256,7 @@ def find_shards(root: str) -> list[Path]:
     """The shards of a folder (any depth), a pattern such as data-*.tar or data-{000..015}.tar, or one file."""
     found: list[Path] = []
     for pattern in expand(root):
-        path = Path(pattern).expanduser()
+        path = at_home(pattern)
         if path.is_dir():
             found += sorted(path.rglob("*.tar"))
         elif path.exists():

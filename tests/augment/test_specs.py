@@ -127,7 +127,7 @@ def test_every_operation_can_be_switched_off_for_each_view(name: str) -> None:
     ("name", "value", "words"),
     [
         ("rotate90", 1.5, "from 0 to 1, not 1.5"),
-        ("flip", [1.0, -1.0], "at least 0, not -1"),
+        ("flip", [1.0, -1.0], "from 0 to 10000, not -1"),
         ("gray", [], "is empty"),
         ("vertical_flip", float("inf"), "from 0 to 1"),
     ],
