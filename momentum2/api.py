@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from momentum2 import distributed
+from momentum2.backbones import Facts
 from momentum2.config import OWN, Config, DataConfig, Network, ObjectsConfig
 from momentum2.data import Dataset, open_dataset
 from momentum2.data.opening import find_data, typical_size
@@ -29,13 +30,13 @@ from momentum2.files import write_whole
 from momentum2.methods import Method
 from momentum2.runs import objects
 from momentum2.runs.directory import Resume, open_run
-from momentum2.runs.encoder import EncoderCard, load_encoder, save_encoder
+from momentum2.runs.encoder import EncoderCard, inspect, load_encoder, save_encoder
 from momentum2.runs.handle import Run
 from momentum2.runs.names import ENCODER, PLAN
 from momentum2.runs.results import Result
 from momentum2.settings import flatten
 from momentum2.training.build import build_method, make_job, with_cache, with_devices
-from momentum2.training.checks import check, method_class
+from momentum2.training.checks import check, check_encoder, method_class
 from momentum2.training.device import choose_device, guest
 from momentum2.training.loop import fit
 from momentum2.training.plan import describe, idle_settings, resolve, share
@@ -109,16 +110,19 @@ def pretrain(
     config = _with_objects(config, images, encoder, method)
     kind = method_class(config, method)
     check(config, kind)
+    facts = inspect(config, encoder)
+    check_encoder(config, facts)
     with guest(), joined(device := choose_device(config.train.device)):
         config = with_devices(config, place, kind)
         share(config, distributed.world_size(), kind)  # before anything is written
+        _check_gradients(facts)
         with open_run(place, config, resume, idle_settings(config, kind)) as run:
             before = run.checkpoints.info()
             if images is None:
                 images = open_dataset(with_cache(config.data, before), seed=config.train.seed)
             _check_images(images, before, kind, place)
             resolved = resolve(config, len(images), distributed.world_size(), method)
-            _say_plan(describe(config, resolved), place)
+            _say_plan(describe(config, resolved, facts), place)
             built = build_method(config, resolved, len(images.class_names or ()), encoder)
             built.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             job = make_job(config, resolved, built, images, place, device, online_knn(config))
@@ -165,6 +169,14 @@ def _with_objects(
     if dataset is not None:
         config = replace(config, data=replace(config.data, name=OWN))
     return config
+
+
+def _check_gradients(encoder: Facts) -> None:
+    if distributed.world_size() > 1 and encoder.unused:
+        raise UserError(
+            f"{encoder.architecture.backbone} has parameters without gradient, for which several processes would wait "
+            f"forever: {', '.join(encoder.unused[:5])}. Set their requires_grad to False."
+        )
 
 
 def _check_images(images: Dataset, before: Mapping[str, Any], kind: type[Method], out: Path) -> None:

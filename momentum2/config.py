@@ -42,7 +42,7 @@ DataName = Literal[
 ViewRecipe = Literal["byol", "moco_v2", "simsiam", "simclr", "supervised", "evaluation", "multicrop"]
 Cache = Literal["auto", "on", "off"]
 Precision = Literal["auto", "fp32", "bf16"]
-OptimName = Literal["sgd", "lars"]
+OptimName = Literal["sgd", "lars", "adamw"]
 Resume = Literal["auto", "never", "must"]
 Network = Literal["teacher", "student"]
 
@@ -103,14 +103,16 @@ class ModelConfig:
     """The network.
 
     Args:
-        backbone: Name of a torchvision network with batch norm, such as resnet18 or resnet50.
-        stem: First layers of a ResNet: imagenet (7x7/2 and pooling), cifar (3x3/1) or small (3x3/2).
-        width: Multiplier of a ResNet's channels.
+        backbone: A network of torchvision (resnet50) or of timm (timm/vit_small_patch16_224); momentum2 backbones lists
+            them.
+        stem: First layers of torchvision's ResNets: imagenet (7x7/2 and pooling), cifar (3x3/1) or small (3x3/2).
+        width: Multiplier of such a ResNet's channels.
         projector_hidden: Hidden width of the projector.
         projector_out: Output width of projector and predictor.
         predictor_hidden: Hidden width of the predictor (default: that of the projector).
         weights: State dict (.safetensors or .pth) to start from.
         zero_init_residual: Start a ResNet with residual branches of zero: the last BN weight of every block is 0.
+        options: Arguments of the network's constructor, such as patch_size=4,drop_path_rate=0.1 (default: none).
     """
 
     backbone: str = "resnet50"
@@ -121,6 +123,7 @@ class ModelConfig:
     predictor_hidden: Count | None = None
     weights: str | None = None
     zero_init_residual: bool = False
+    options: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,7 @@ class TrainConfig:
         keep: Number of checkpoints to keep.
         device: auto, cpu, cuda, cuda:1, mps.
         threads: CPU threads per process; 0 uses the free cores.
+        recompute: Compute the student's activations again in the backward: less memory, more time. Not with batch norm.
     """
 
     epochs: Count = 100
@@ -209,6 +213,7 @@ class TrainConfig:
     keep: Count = 2
     device: str = "auto"
     threads: CountOrZero = 0
+    recompute: bool = False
 
 
 @dataclass(frozen=True)
@@ -216,9 +221,9 @@ class OptimConfig:
     """The optimizer and its schedule (after a linear warm-up, a cosine or milestones).
 
     Args:
-        name: sgd or lars.
+        name: sgd, lars or adamw.
         lr: Learning rate per 256 images of batch size.
-        weight_decay: L2 decay.
+        weight_decay: L2 decay; adamw's is apart from the gradient.
         sgd_momentum: Momentum of the gradient.
         warmup_epochs: Epochs of linear warm-up.
         warmup_start: Share of the learning rate at the first step of the warm-up.
@@ -227,6 +232,10 @@ class OptimConfig:
         lars_eta: Trust coefficient of LARS.
         nesterov: Nesterov's momentum (sgd).
         milestones: Shares of the run after which the learning rate drops to a tenth, as [0.6,0.8] (default: cosine).
+        weight_decay_end: Where a cosine from weight_decay ends, for adamw (default: no change).
+        layer_decay: Factor of the learning rate from each layer of timm's networks to the one before (default: none).
+        encoder_lr: Factor of the encoder's learning rate.
+        freeze_encoder_epochs: Epochs in whose beginning only the heads learn.
     """
 
     name: OptimName = "sgd"
@@ -240,6 +249,10 @@ class OptimConfig:
     lars_eta: NotNegative = 1e-3
     nesterov: bool = False
     milestones: list[float] | None = None
+    weight_decay_end: NotNegative | None = None
+    layer_decay: Annotated[float, Limits(1e-3, 1)] | None = None
+    encoder_lr: Share = 1.0
+    freeze_encoder_epochs: NotNegative = 0.0
 
 
 @dataclass(frozen=True)
@@ -332,6 +345,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
         "train.keep",
         "train.device",
         "train.threads",
+        "train.recompute",
         "monitor",
     }
 )

@@ -247,7 +247,7 @@ def _metavar(hint: Any) -> str:
     words, kind = words_of(hint), kind_of(hint).removesuffix(" or none")
     if words:
         return "{" + ",".join(words) + "}" + ("|X" if "number" in kind else "")
-    return _METAVARS.get(kind, "N,N,...")
+    return _METAVARS.get(kind, "NAME=VALUE,..." if kind.startswith("words") else "N,N,...")
 
 
 def plain(text: str) -> str:

@@ -38,7 +38,7 @@ def random_encoder(
     """The same architecture with initial weights, whose BN statistics are those of the data: a fair floor."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "random initialisation"))  # a part of the seed, so its spelling stays
-        encoder = backbones.build(card.backbone, card.stem, card.width)
+        encoder = backbones.of(card.architecture)
     encoder.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     some = shuffled_views(dataset, spec, seed=seed, limit=_CALIBRATION, device=device, workers=workers)
     recalibrate(encoder, some)

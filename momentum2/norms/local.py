@@ -35,7 +35,7 @@ class LocalBatchNorm(PlainBatchNorm):
         if not self.training or self.devices == 1:
             return super().forward(input)
         self._check_input_dim(input)
-        return batch_norm(input, self.weight, self.bias, self.eps, self._statistics, self.devices)
+        return self.after(batch_norm(input, self.weight, self.bias, self.eps, self._statistics, self.devices))
 
     def _statistics(self, mean: Tensor, var: Tensor, n: int) -> tuple[Tensor, Tensor]:
         self._track(mean[0], var[0] * (n / max(n - 1, 1)))

@@ -48,7 +48,7 @@ def recalibrate(module: nn.Module, batches: Iterable[Tensor]) -> None:
     try:
         module.eval()
         for norm in norms:
-            norm.train()
+            norm.training = True  # not `train`, which would reach the dropout inside some
         for batch in batches:
             module(batch)
             seen += 1

@@ -34,7 +34,7 @@ class SyncedBatchNorm(PlainBatchNorm):
         if not self.training or distributed.world_size() == 1:
             return super().forward(input)
         self._check_input_dim(input)
-        return batch_norm(input, self.weight, self.bias, self.eps, self._statistics)
+        return self.after(batch_norm(input, self.weight, self.bias, self.eps, self._statistics))
 
     def _statistics(self, mean: Tensor, var: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """Those of all processes, from the (1, c) of n values per channel here; one collective."""

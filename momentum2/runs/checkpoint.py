@@ -236,6 +236,9 @@ def restore(method: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Che
                 differing.append(f"{full} has no parameter")
                 continue
             parameter = parameters[name]
+            if key == "step":  # stays on the CPU, where AdamW has it: a GPU would wait whenever it is read
+                optimizer.state[parameter][key] = tensor
+                continue
             if tensor.shape == parameter.shape:  # in the parameter's memory layout: sums keep their order
                 tensor = torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
             optimizer.state[parameter][key] = tensor.to(parameter.device)

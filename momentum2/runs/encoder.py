@@ -54,6 +54,8 @@ class EncoderCard:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     crop: float
+    options: tuple[str, ...] = ()
+    channels: int = 3
     interpolation: Literal["bilinear"] = "bilinear"
     network: Network | None = None
     method: str | None = None
@@ -64,10 +66,8 @@ class EncoderCard:
     @classmethod
     def of_run(cls, config: Config, feature_dim: int, network: Network, step: int) -> Self:
         """The card of an encoder that was trained with `config` for `step` steps."""
-        model, size = config.model, config.data.image_size
-        architecture = Architecture(model.backbone, model.stem, model.width)
         return replace(
-            cls.of_foreign(architecture, feature_dim, size),
+            cls.of_foreign(architecture_of(config), feature_dim, config.data.image_size),
             network=network,
             method=config.method.name,
             step=step,
@@ -79,11 +79,13 @@ class EncoderCard:
         """The card of an encoder of which only the architecture is known."""
         view = view_specs(ViewsConfig(recipe="evaluation"), image_size)[0]
         assert view.center is not None
-        return cls(*architecture, feature_dim, image_size, view.mean, view.std, view.center)
+        name, stem, width, options, channels = architecture
+        means = view.mean, view.std
+        return cls(name, stem, width, feature_dim, image_size, *means, view.center, options, channels)
 
     @property
     def architecture(self) -> Architecture:
-        return Architecture(self.backbone, self.stem, self.width)
+        return Architecture(self.backbone, self.stem, self.width, self.options, self.channels)
 
     @property
     def view(self) -> ViewSpec:
@@ -96,13 +98,31 @@ class EncoderCard:
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Self:
         values = json.loads(metadata[_CARD])
-        return cls(**values | {"mean": tuple(values["mean"]), "std": tuple(values["std"])})
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(**values | lists)
+
+
+def inspect(config: Config, given: nn.Module | None = None) -> backbones.Facts:
+    """What the encoder of a run is, or one sentence why it cannot be; `given` where Python gave one."""
+    model, channels = config.model, 3
+    sizes = tuple(dict.fromkeys(spec.size for spec in view_specs(config.views, config.data.image_size)))
+    if given is not None:
+        return backbones.inspect_given(given, sizes, channels, OWN)
+    options = tuple(model.options or ())
+    return backbones.inspect(Architecture(model.backbone, model.stem, model.width, options, channels), sizes)
+
+
+def architecture_of(config: Config) -> Architecture:
+    """What the encoder of a run is built with."""
+    if config.model.backbone == OWN:
+        return Architecture(OWN, config.model.stem, config.model.width)
+    return inspect(config).architecture
 
 
 class LoadedEncoder(nn.Module):
-    """An encoder in evaluation mode: (n, 3, S, S), as `preprocess` makes them, to (n, feature_dim) features.
+    """An encoder in evaluation mode: (n, channels, S, S), as `preprocess` makes them, to (n, feature_dim) features.
 
-    `encoder` is the network itself, whose state dict has torchvision's names without the classifier.
+    `encoder` is the network itself, whose state dict has the names of torchvision or timm without the classifier.
     """
 
     def __init__(self, encoder: nn.Module, card: EncoderCard) -> None:
@@ -198,7 +218,7 @@ def _from_foreign_file(
 ) -> LoadedEncoder:
     state = read_state(path)
     architecture = identify(network_in(state, ["conv1.weight"], path), path, backbone, stem, width)
-    encoder = backbones.build(*architecture)
+    encoder = backbones.of(architecture)
     fill(encoder, network_in(state, encoder.state_dict(), path), path)
     return LoadedEncoder(encoder, EncoderCard.of_foreign(architecture, encoder.feature_dim))
 
@@ -234,14 +254,13 @@ def _from_checkpoint(path: Path, network: Network | None, given: nn.Module | Non
     files = read_files(path)
     state, (tensors, _) = json.loads(files[0]), parse_tensors(files)
     config = config_from_file(path.parent.parent / CONFIG)
-    model, exported = config.model, config.method.export or "teacher"
+    exported = config.method.export or "teacher"
     places = state["info"].get("encoders", {}).items() or _OLD_PLACES
     for name, place in sorted(places, key=lambda found: found[0] != exported):
         full = f"method/{place}."
         found = {key.removeprefix(full): t for key, t in tensors.items() if key.startswith(full)}
         if found and network in (None, name):
-            architecture = Architecture(model.backbone, model.stem, model.width)
-            encoder = _encoder(path, architecture, found, given, config.data.image_size)
+            encoder = _encoder(path, architecture_of(config), found, given, config.data.image_size)
             card = EncoderCard.of_run(config, encoder.feature_dim, name, state["step"])
             return LoadedEncoder(encoder, card)
     raise SettingError(
@@ -257,14 +276,14 @@ def _encoder(
     image_size: int,
 ) -> backbones.Encoder:
     if given is not None:
-        encoder = backbones.with_feature_dim(copy.deepcopy(given), image_size)
+        encoder = backbones.with_feature_dim(copy.deepcopy(given), image_size, architecture.channels)
     elif architecture.backbone == OWN:
         raise UserError(
             f"{path} contains the weights of a custom network, which can only be passed from Python: "
             f"load_encoder({str(path)!r}, encoder=...)."
         )
     else:
-        encoder = backbones.build(*architecture)
+        encoder = backbones.of(architecture)
     fill(encoder, state, path)
     return encoder
 

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -16,8 +16,10 @@ from momentum2.data import Dataset, Loader
 from momentum2.data.cache import Packed
 from momentum2.data.views import ViewBatches
 from momentum2.distributed.together import on_first
+from momentum2.errors import SettingError
 from momentum2.methods import Method
 from momentum2.runs.directory import devices_of
+from momentum2.runs.encoder import architecture_of
 from momentum2.runs.names import BAD_IMAGES
 from momentum2.seeds import derive
 from momentum2.training.job import Job
@@ -29,16 +31,26 @@ Score = Callable[[dict[Network, backbones.Encoder]], dict[str, float]]
 
 def build_method(config: Config, plan: Plan, classes: int, encoder: nn.Module | None = None) -> Method:
     """The method with its initial weights, which depend on the seed alone; a given encoder starts with its own."""
+    model, architecture = config.model, architecture_of(config)
     torch.manual_seed(derive(config.train.seed, "initial weights"))
-    model = config.model
     if encoder is None:
-        f = backbones.build(model.backbone, model.stem, model.width, model.zero_init_residual)
+        f = backbones.of(architecture, model.zero_init_residual)
     else:
         f = backbones.with_feature_dim(copy.deepcopy(encoder), config.data.image_size)
     if model.weights:
         backbones.load_weights(f, model.weights)
     make = cast(Callable[..., Method], plan.method)  # every method that can be named takes these
-    return make(config, plan.schedule, f, plan.local_devices, classes)
+    method = make(config, plan.schedule, f, plan.local_devices, classes)
+    if config.train.recompute:
+        _recompute(method.encoders()["student"], model.backbone)
+    return method
+
+
+def _recompute(encoder: nn.Module, name: str) -> None:
+    try:
+        cast(Any, encoder).set_grad_checkpointing(True)
+    except AssertionError as error:  # how timm says that one of its networks cannot
+        raise SettingError("train.recompute", f"is not for {name} ({error}). Leave it out.") from None
 
 
 def with_devices(config: Config, out: Path, kind: type[Method]) -> Config:

@@ -12,8 +12,11 @@ from momentum2.augment import draw, render, view_specs
 from momentum2.config import Config
 from momentum2.data import open_dataset
 from momentum2.machine import cpu_threads
-from momentum2.optim import build_optimizer
+from momentum2.methods.method import place_of_student
+from momentum2.optim import STATES, build_optimizer
+from momentum2.runs.encoder import inspect
 from momentum2.training.build import build_method
+from momentum2.training.checks import check_encoder
 from momentum2.training.device import choose_device, keep_large_blocks, use_bf16
 from momentum2.training.plan import Plan, describe, resolve
 from momentum2.training.step import Stepper
@@ -40,7 +43,9 @@ def planned(config: Config, images: int | None, processes: int, probe: bool) -> 
         dataset = open_dataset(replace(config.data, cache="off"), seed=config.train.seed)
         images, classes = len(dataset), len(dataset.class_names or ())
     plan = resolve(config, images, processes)
-    lines = describe(config, plan)
+    encoder = inspect(config)
+    check_encoder(config, encoder)
+    lines = describe(config, plan, encoder)
     fixed, activations = memory_bytes(config, plan, classes)
     needs = f"{fixed / 1e9:.3g} GB for weights and optimizer, {activations / 1e9:.3g} GB for activations"
     lines.append(("memory", f"about {(fixed + activations) / 1e9:.3g} GB per process: {needs}"))
@@ -71,7 +76,8 @@ def memory_bytes(config: Config, plan: Plan, classes: int) -> tuple[int, int]:
     with torch.device("meta"):
         method = build_method(config, plan, classes)
     state = sum(t.numel() * t.element_size() for t in method.state_dict().values())
-    trained = sum(2 * p.numel() * p.element_size() for p in method.parameters() if p.requires_grad)
+    copies = 1 + STATES[config.optim.name]  # gradient and optimizer
+    trained = sum(copies * p.numel() * p.element_size() for p in method.parameters() if p.requires_grad)
     weights = {p.untyped_storage()._cdata for p in method.parameters()}
     kept: dict[int, int] = {}
 
@@ -115,7 +121,8 @@ def make_step(config: Config, plan: Plan, classes: int, device: torch.device) ->
     """
     method = build_method(config, plan, classes)
     method.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = build_optimizer(method.train().named_parameters(), config.optim, lr=0.0)
+    encoder = place_of_student(method)
+    optimizer = build_optimizer(method.train().named_parameters(), config.optim, lr=0.0, encoder=encoder)
     take_step = Stepper(method, optimizer, config.train, config.optim, device)
     specs = view_specs(config.views, config.data.image_size)
     n, side = plan.micro_batch, config.data.image_size

@@ -7,9 +7,11 @@ import torch
 from momentum2 import distributed
 from momentum2.distributed.together import broadcast_bytes
 from momentum2.machine import cpu_threads
-from momentum2.optim import build_optimizer
+from momentum2.methods.method import place_of_student
+from momentum2.optim import STATES, build_optimizer, set_weight_decay
 from momentum2.runs.checkpoint import collect, restore
 from momentum2.runs.directory import OpenRun
+from momentum2.schedules import cosine_between
 from momentum2.training.alarms import Alarms
 from momentum2.training.device import memory_gb
 from momentum2.training.job import Job
@@ -21,8 +23,11 @@ from momentum2.training.step import Stepper
 def fit(job: Job, run: OpenRun) -> bool:
     """Train to the end, from the run's newest checkpoint if it has one; False if a signal stopped it before."""
     method, t, device = job.method, job.train, job.device
-    optimizer = build_optimizer(method.named_parameters(), job.optim, job.lr_peak, method.constant_lr)
-    run.check_space(method)
+    encoder = place_of_student(method)
+    optimizer = build_optimizer(
+        method.named_parameters(), job.optim, job.lr_peak, method.constant_lr, encoder
+    )
+    run.check_space(method, STATES[job.optim.name])
     saved = run.checkpoints.load()
     start = saved.step if saved else 0
     if saved:
@@ -30,7 +35,8 @@ def fit(job: Job, run: OpenRun) -> bool:
     # The number of threads decides the order of sums on a CPU, so a resumed run keeps it.
     threads = t.threads or int(saved.info["threads"] if saved else broadcast_bytes(b"%d" % cpu_threads()))
     torch.set_num_threads(threads)
-    take_step = Stepper(method.train(), optimizer, t, job.optim, device)
+    frozen = round(job.optim.freeze_encoder_epochs * job.steps_per_epoch)
+    take_step = Stepper(method.train(), optimizer, t, job.optim, device, frozen)
     log = Log(run.directory, start, job.steps, job.steps_per_epoch, job.monitor.tensorboard)
     alarms, meter, stop = Alarms(job.monitor), Meter(), False
     with log, StopSignal() as signal, job.batches(start) as batches:
@@ -43,6 +49,9 @@ def fit(job: Job, run: OpenRun) -> bool:
         for batch in batches:
             k, lr, done = batch.step, job.lr(batch.step), batch.step + 1
             look = done % job.monitor.log_every == 0 or done == job.steps
+            if job.optim.weight_decay_end is not None:
+                decay = job.optim.weight_decay, job.optim.weight_decay_end
+                set_weight_decay(optimizer, cosine_between(*decay, k, job.steps))
             # It says on all processes alike whether to stop.
             check = partial(signal.check, step=k, checkpoints=run.checkpoints)
             taken = take_step(k, lr, partial(batch.inputs, n=t.accumulate), check, watch=look)

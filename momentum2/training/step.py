@@ -12,6 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 from momentum2 import distributed
 from momentum2.config import OptimConfig, TrainConfig
 from momentum2.methods import Method, Output
+from momentum2.methods.method import place_of_student
 from momentum2.optim import set_lr
 from momentum2.seeds import derive
 from momentum2.training.device import use_bf16
@@ -36,6 +37,7 @@ class Stepper:
         train: Seed, micro-batches, precision and whether to compile.
         optim: The norm to which gradients are clipped.
         device: Where it computes.
+        frozen: Steps in whose beginning the encoder stays as it is.
     """
 
     def __init__(
@@ -45,8 +47,11 @@ class Stepper:
         train: TrainConfig,
         optim: OptimConfig,
         device: torch.device,
+        frozen: int = 0,
     ) -> None:
         self.method, self.optimizer, self.train, self.device = method, optimizer, train, device
+        place = place_of_student(method)
+        self.frozen, self.held = frozen, list(place[1].parameters()) if place and frozen else []
         self.largest_norm = optim.clip_norm or float("inf")
         self.parameters = [p for p in method.parameters() if p.requires_grad]
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=use_bf16(train.precision, device))
@@ -86,6 +91,9 @@ class Stepper:
                     output: Output = self.model(*inputs(i))
                 (output.loss / count).backward()
             loss += output.loss.detach() / count
+        if k < self.frozen:  # without gradients an optimizer passes them by, and keeps no state of them
+            for parameter in self.held:
+                parameter.grad = None
         norm = clip_grad_norm_(self.parameters, self.largest_norm)
         stop = check(loss + norm)
         self.optimizer.step()
