@@ -32,7 +32,7 @@ from momentum2.runs import objects
 from momentum2.runs.directory import Resume, open_run
 from momentum2.runs.encoder import EncoderCard, inspect, load_encoder, save_encoder
 from momentum2.runs.handle import Run
-from momentum2.runs.names import ENCODER, PLAN
+from momentum2.runs.names import ENCODER, PLAN, START
 from momentum2.runs.results import Result
 from momentum2.settings import flatten
 from momentum2.training.build import build_method, make_job, with_cache, with_devices
@@ -40,6 +40,7 @@ from momentum2.training.checks import check, check_encoder, method_class
 from momentum2.training.device import choose_device, guest
 from momentum2.training.loop import fit
 from momentum2.training.plan import describe, idle_settings, resolve, share
+from momentum2.training.start import Record, starting_weights
 
 if TYPE_CHECKING:
     from momentum2.detection.presets import DetectConfig
@@ -122,15 +123,17 @@ def pretrain(
                 images = open_dataset(with_cache(config.data, before), seed=config.train.seed)
             _check_images(images, before, kind, place)
             resolved = resolve(config, len(images), distributed.world_size(), method)
-            _say_plan(describe(config, resolved, facts), place)
-            built = build_method(config, resolved, len(images.class_names or ()), encoder)
+            start = starting_weights(config, before)
+            _say_plan(describe(config, resolved, facts, start.record), place)
+            built = build_method(config, resolved, len(images.class_names or ()), encoder, start.file)
+            if start.file is not None and distributed.is_main():
+                _save(place / START, built, config, 0, start.record)
             built.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-            job = make_job(config, resolved, built, images, place, device, online_knn(config))
+            score = online_knn(config)
+            job = make_job(config, resolved, built, images, place, device, score, start.record)
             finished = fit(job, run)
             if finished and distributed.is_main():
-                network, best = next(iter(built.encoders().items()))
-                card = EncoderCard.of_run(config, best.feature_dim, network, resolved.steps)
-                save_encoder(place / ENCODER, best, card)
+                _save(place / ENCODER, built, config, resolved.steps, start.record)
         if finished and distributed.is_main():
             log.info("Done: the encoder is %s", place / ENCODER)
             if config.monitor.report:
@@ -138,6 +141,14 @@ def pretrain(
 
                 log.info(write_last_report(place))
     return Run(place, finished)
+
+
+def _save(path: Path, method: Method, config: Config, step: int, start: Record | None) -> None:
+    network, best = next(iter(method.encoders().items()))
+    card = EncoderCard.of_run(config, best.feature_dim, network, step, start)
+    save_encoder(
+        path, best, card if step else replace(card, network=None)
+    )  # before the first step they are one
 
 
 def _expect(name: str, given: object, kind: Any, words: str) -> None:

@@ -112,6 +112,7 @@ class ModelConfig:
         predictor_hidden: Hidden width of the predictor (default: that of the projector).
         weights: State dict (.safetensors or .pth) to start from.
         zero_init_residual: Start a ResNet with residual branches of zero: the last BN weight of every block is 0.
+        pretrained: Start from the weights that timm has published of this network; they are downloaded once.
         options: Arguments of the network's constructor, such as patch_size=4,drop_path_rate=0.1 (default: none).
     """
 
@@ -123,6 +124,7 @@ class ModelConfig:
     predictor_hidden: Count | None = None
     weights: str | None = None
     zero_init_residual: bool = False
+    pretrained: bool = False
     options: list[str] | None = None
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from momentum2 import distributed
 from momentum2.runs.names import RESULTS
-from momentum2.runs.results import PIXELS, RANDOM, Accuracy, Result, read_results, write_result
+from momentum2.runs.results import PIXELS, RANDOM, STARTED, Accuracy, Result, read_results, write_result
 from momentum2.seeds import derive
 
 RESAMPLES = 10_000
@@ -72,7 +72,7 @@ def report(result: Result, directory: Path) -> Result:
         entry
         for entry in read_results(path).values()
         if (entry.get("evaluation"), entry.get("data")) == (result.evaluation, result.data)
-        and entry["network"] in {RANDOM, PIXELS} - {result.network}
+        and entry["network"] in {RANDOM, PIXELS, STARTED} - {result.network}
     ]
     floors = {entry["network"]: entry["accuracy"]["top1"] for entry in before}
     result = replace(result, floors={**floors, **result.floors})

@@ -21,12 +21,13 @@ from momentum2.errors import SettingError, UserError, called
 from momentum2.evaluate.features import Features, extract
 from momentum2.evaluate.floors import Pixels, random_encoder
 from momentum2.runs.encoder import EncoderCard, load_encoder, read_card
-from momentum2.runs.names import CONFIG
-from momentum2.runs.results import PIXELS, RANDOM, Settings
+from momentum2.runs.names import CONFIG, START
+from momentum2.runs.results import PIXELS, RANDOM, STARTED, Settings
 from momentum2.settings import check, config_from_file
 from momentum2.training.device import choose_device
 
-Weights = Literal["given", "random", "pixels"]
+Floor = Literal["start", "random", "pixels"]
+Weights = Literal["given", "start", "random", "pixels"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class SubjectOptions:
     Args:
         data: Labeled images: split to learn from, test_split to test on (default: the run's eval_data).
         network: teacher or student (default: the one that the run exports).
-        weights: given, or a floor: the architecture at random initialization (random), or raw pixels (pixels).
+        weights: given, or a floor: what an adapted run started from (start), the architecture at random initialization
+            (random), or raw pixels (pixels).
         backbone: Architecture of a state dict from elsewhere; that of a ResNet is detected.
         stem: Stem of a state dict from elsewhere.
         width: Width of a state dict from elsewhere.
@@ -144,15 +146,31 @@ class Subject:
     def floors(self) -> Iterator[tuple[str, Encoder]]:
         """The built-in baselines with their names; none for a floor itself."""
         if self.options.weights == "given":
+            if (self.directory / START).exists():
+                yield self.floor("start")
             if self.card.backbone != OWN:  # there is no untrained copy of a custom network
                 yield self.floor("random")
             yield self.floor("pixels")
 
-    def floor(self, weights: Literal["random", "pixels"]) -> tuple[str, Encoder]:
+    def floor(self, weights: Floor) -> tuple[str, Encoder]:
         if weights == "pixels":
             return PIXELS, Pixels(self.spec.size)
+        if weights == "start":
+            return STARTED, self._started()
         o = self.options
         return RANDOM, random_encoder(self.card, self.images, self.spec, o.seed, self.device, o.data.workers)
+
+    def _started(self) -> Encoder:
+        file = self.directory / START
+        if not file.exists():
+            raise SettingError(
+                "weights",
+                f"cannot be start: {self.directory} did not start from given weights. Choose random.",
+            )
+        # A run of a network of somebody's own has an architecture that only that network has.
+        given = self.encoder if self.card.backbone == OWN else None
+        started = cast(Encoder, load_encoder(file, encoder=given).encoder)
+        return started.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
 def data_of(source: str | os.PathLike[str]) -> DataConfig:

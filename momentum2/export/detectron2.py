@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from torch import Tensor
 
+from momentum2.backbones import TORCHVISION
 from momentum2.export.target import Target, require_resnet, require_usual
 from momentum2.runs.encoder import EncoderCard, LoadedEncoder
 from momentum2.weights import RESNETS
@@ -36,7 +37,7 @@ def renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def settings(card: EncoderCard) -> dict[str, Any]:
     """What these weights decide in detectron2's config."""
-    kind = RESNETS[card.backbone]
+    kind = RESNETS[card.backbone.removeprefix(TORCHVISION)]
     return {
         "MODEL": {
             "PIXEL_MEAN": [round(255 * value, 3) for value in card.mean],
@@ -58,7 +59,7 @@ def write(loaded: LoadedEncoder, folder: Path) -> None:
     card = loaded.card
     require_resnet(card, "detectron2")
     # Of bottlenecks it can be told the channels.
-    require_usual(card, "detectron2", any_width=RESNETS[card.backbone].bottleneck)
+    require_usual(card, "detectron2", any_width=RESNETS[card.backbone.removeprefix(TORCHVISION)].bottleneck)
     arrays = {name: tensor.numpy() for name, tensor in renamed(loaded.encoder.state_dict()).items()}
     content = {"model": arrays, "__author__": "momentum2", "matching_heuristics": True}
     (folder / "model.pkl").write_bytes(pickle.dumps(content))

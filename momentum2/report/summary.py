@@ -59,8 +59,12 @@ def verdict(run: Snapshot) -> Iterator[str]:
     if len(knn) > 1 and knn[0][0] == 0:
         gain = knn[-1][1] - knn[0][1]
         how = "It is learning" if gain > 1 else "It has not learned yet"
+        began = "untrained"
+        if run.config.model.pretrained or run.config.model.weights:
+            began = "the weights that it started from"
+            how = "Adapting has made it worse" if gain < -1 else how
         yield (
-            f"{how}: online kNN went from {knn[0][1]:.1f}% (untrained) to {knn[-1][1]:.1f}% "
+            f"{how}: online kNN went from {knn[0][1]:.1f}% ({began}) to {knn[-1][1]:.1f}% "
             f"({gain:+.1f} points)."
         )
     elif not knn:

@@ -43,7 +43,9 @@ class EncoderCard:
     """What an encoder is, what it wants to see and where it comes from.
 
     `crop` is the side of the central square that is shown to it, as a share of an image's shorter side.
-    `network`, `method`, `step` and `data` are None where they are unknown, as in files from elsewhere.
+    `options` are arguments of the network's constructor. `start` names the weights that its training began with, if
+    they were not random, with their SHA-256 and license. `network`, `method`, `step` and `data` are None where they are
+    unknown, as in files from elsewhere.
     """
 
     backbone: str
@@ -56,6 +58,7 @@ class EncoderCard:
     crop: float
     options: tuple[str, ...] = ()
     channels: int = 3
+    start: dict[str, str] | None = None
     interpolation: Literal["bilinear"] = "bilinear"
     network: Network | None = None
     method: str | None = None
@@ -64,10 +67,18 @@ class EncoderCard:
     version: str = __version__
 
     @classmethod
-    def of_run(cls, config: Config, feature_dim: int, network: Network, step: int) -> Self:
-        """The card of an encoder that was trained with `config` for `step` steps."""
+    def of_run(
+        cls,
+        config: Config,
+        feature_dim: int,
+        network: Network,
+        step: int,
+        start: Mapping[str, str] | None = None,
+    ) -> Self:
+        """The card of an encoder that was trained with `config` for `step` steps from `start`."""
         return replace(
             cls.of_foreign(architecture_of(config), feature_dim, config.data.image_size),
+            start=None if start is None else dict(start),
             network=network,
             method=config.method.name,
             step=step,
@@ -261,7 +272,8 @@ def _from_checkpoint(path: Path, network: Network | None, given: nn.Module | Non
         found = {key.removeprefix(full): t for key, t in tensors.items() if key.startswith(full)}
         if found and network in (None, name):
             encoder = _encoder(path, architecture_of(config), found, given, config.data.image_size)
-            card = EncoderCard.of_run(config, encoder.feature_dim, name, state["step"])
+            start = state["info"].get("weights")
+            card = EncoderCard.of_run(config, encoder.feature_dim, name, state["step"], start)
             return LoadedEncoder(encoder, card)
     raise SettingError(
         "network", f"cannot be {network} for {path}: method {config.method.name} has none. Leave it out."

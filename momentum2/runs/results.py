@@ -9,6 +9,7 @@ from momentum2.errors import UserError
 from momentum2.files import write_whole
 
 RANDOM, PIXELS = "random initialization", "raw pixels"  # the networks that are floors
+STARTED = "starting weights"  # those of a run that did not begin with random ones
 
 _OLD_RANDOM = "random initialisation"  # as version 0.1 wrote it
 
@@ -43,7 +44,8 @@ class Result:
     Args:
         evaluation: What was done, such as `knn` or `linear`; with data and network it names the result.
         data: The test images.
-        network: Whose features: `teacher`, `student`, `random initialization`, `raw pixels`.
+        network: Whose features: `teacher`, `student`, `random initialization`, `raw pixels`,
+            `starting weights`.
         accuracy: The headline.
         floors: top1 of the built-in baselines, by the same evaluation unless the name says otherwise.
         settings: What the numbers depend on, and further numbers such as the best epoch.

@@ -24,21 +24,30 @@ from momentum2.runs.names import BAD_IMAGES
 from momentum2.seeds import derive
 from momentum2.training.job import Job
 from momentum2.training.plan import Plan, per_device
+from momentum2.training.start import Record
+from momentum2.training.start import load as load_published
 
 #: Scores of a method's encoders by name, such as online kNN.
 Score = Callable[[dict[Network, backbones.Encoder]], dict[str, float]]
 
 
-def build_method(config: Config, plan: Plan, classes: int, encoder: nn.Module | None = None) -> Method:
-    """The method with its initial weights, which depend on the seed alone; a given encoder starts with its own."""
+def build_method(
+    config: Config, plan: Plan, classes: int, encoder: nn.Module | None = None, weights: Path | None = None
+) -> Method:
+    """The method with its initial weights, which depend on the seed alone; a given encoder starts with its own.
+
+    `weights` is the file that the encoder starts from, if there is one.
+    """
     model, architecture = config.model, architecture_of(config)
     torch.manual_seed(derive(config.train.seed, "initial weights"))
-    if encoder is None:
+    if encoder is None and weights is not None and model.pretrained:
+        f = load_published(config, architecture, weights)
+    elif encoder is None:
         f = backbones.of(architecture, model.zero_init_residual)
     else:
         f = backbones.with_feature_dim(copy.deepcopy(encoder), config.data.image_size)
-    if model.weights:
-        backbones.load_weights(f, model.weights)
+    if weights is not None and not model.pretrained:
+        backbones.load_weights(f, weights)
     make = cast(Callable[..., Method], plan.method)  # every method that can be named takes these
     method = make(config, plan.schedule, f, plan.local_devices, classes)
     if config.train.recompute:
@@ -74,8 +83,9 @@ def make_job(
     out: Path,
     device: torch.device,
     score: Score | None,
+    start: Record | None = None,
 ) -> Job:
-    """The method and its augmented batches, as the loop takes them."""
+    """The method and its augmented batches, as the loop takes them; `start` is what the weights began as."""
     specs = view_specs(config.views, config.data.image_size)
 
     def batches(start: int) -> ViewBatches:
@@ -113,7 +123,9 @@ def make_job(
             "images": len(dataset),
             "cached": isinstance(dataset, Packed),
             "encoders": _places(method),
+            **({} if start is None else {"weights": dict(start)}),
         },
+        adapts=start is not None,
     )
 
 

@@ -1,7 +1,7 @@
 """Settings that cannot work, refused in one sentence before anything is opened or written."""
 
 from momentum2.augment import view_specs
-from momentum2.backbones import Facts
+from momentum2.backbones import Facts, published
 from momentum2.config import Config, OptimConfig
 from momentum2.errors import SettingError
 from momentum2.methods import METHODS, Method
@@ -56,6 +56,10 @@ def check(config: Config, kind: type[Method]) -> None:
 def check_encoder(config: Config, encoder: Facts) -> None:
     """Raise a `UserError` for settings that do not suit the network."""
     name = encoder.architecture.backbone
+    if config.model.pretrained:
+        if config.model.weights:
+            raise SettingError("model.weights", "and model.pretrained are two beginnings. Choose one.")
+        published.describe(name)
     if config.train.recompute and encoder.batch_norms:
         raise SettingError(
             "train.recompute", f"would count the statistics of {name}'s batch norms twice. Leave it out."

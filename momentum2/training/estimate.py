@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -74,7 +75,8 @@ def memory_bytes(config: Config, plan: Plan, classes: int) -> tuple[int, int]:
     The forward pass is traced with tensors that have shapes but no content, counting what it keeps for backward.
     """
     with torch.device("meta"):
-        method = build_method(config, plan, classes)
+        weights = None if config.model.weights is None else Path(config.model.weights)
+        method = build_method(config, plan, classes, weights=weights)
     state = sum(t.numel() * t.element_size() for t in method.state_dict().values())
     copies = 1 + STATES[config.optim.name]  # gradient and optimizer
     trained = sum(copies * p.numel() * p.element_size() for p in method.parameters() if p.requires_grad)

@@ -78,6 +78,10 @@ def fit(job: Job, run: OpenRun) -> bool:
             if stop:
                 break
             if job.validate and job.is_due(done):  # after the save: it may take minutes
-                log.metrics(done, job.validate())
+                found = job.validate()
+                log.metrics(done, found)
+                first = log.first("knn_top1") if job.adapts else None
+                for sentence in alarms.check_start(done, first, found.get("knn_top1")):
+                    log.alarm(done, sentence)
                 meter.restart()
     return not stop

@@ -1,5 +1,6 @@
 """What a config resolves to: steps, learning rate, momenta and group sizes, before anything is trained."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -128,8 +129,10 @@ def resolve(config: Config, images: int, world: int = 1, own: type[Method] | Non
     )
 
 
-def describe(config: Config, plan: Plan, encoder: Facts) -> list[tuple[str, str]]:
-    """The plan as (what, value) lines: the content of `plan.txt`."""
+def describe(
+    config: Config, plan: Plan, encoder: Facts, start: Mapping[str, str] | None = None
+) -> list[tuple[str, str]]:
+    """The plan as (what, value) lines: the content of `plan.txt`; `start` is what is known of the first weights."""
     s, K = plan.schedule, plan.steps
     method, train = config.method, config.train
 
@@ -141,6 +144,7 @@ def describe(config: Config, plan: Plan, encoder: Facts) -> list[tuple[str, str]
     lines = [
         ("method", method.name if method.name != "own" else f"{plan.method.__name__} (own)"),
         ("backbone", _backbone(encoder)),
+        *([("weights", _weights(start))] if start else []),
         ("data", f"{plan.images:,} images ({config.data.name}) at {config.data.image_size} px"),
         ("steps", f"{K:,} of {train.batch_size} images ({K / plan.steps_per_epoch:.4g} epochs, {samples})"),
         *([("devices", _devices(config, plan))] if per_device(config, plan.method) else []),
@@ -177,6 +181,11 @@ def _optimizer(optim: OptimConfig, plan: Plan) -> str:
         frozen = round(optim.freeze_encoder_epochs * plan.steps_per_epoch)
         told.append(f"the encoder frozen for {frozen:,} steps")
     return ", ".join(told)
+
+
+def _weights(start: Mapping[str, str]) -> str:
+    terms = f"license {start['license']}, " if "license" in start else ""
+    return f"{start['name']}, {terms}SHA-256 {start['sha256']}"
 
 
 def _backbone(encoder: Facts) -> str:
