@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from momentum2._torchvision import torchvision
 from momentum2.detection.cascade import CascadeRoIHeads
+from momentum2.detection.maps import Maps, maps_of
 from momentum2.detection.presets import TWO_STAGE, DetectorName, HeadConfig
-from momentum2.errors import SettingError, UserError
+from momentum2.errors import SettingError
 from momentum2.norms import SyncedBatchNorm, convert_norms
 
 _detection = torchvision.models.detection
@@ -18,18 +19,17 @@ _pyramid = torchvision.ops.feature_pyramid_network
 _poolers = torchvision.ops.poolers
 AnchorGenerator: Any = _detection.anchor_utils.AnchorGenerator
 
-_MEASURE = 128  # side of the image that is used to find channels and strides
 _RATIOS = (0.5, 1.0, 2.0)  # height / width of the anchors
 
 
 class Pyramid(nn.Module):
-    """The stages of a ResNet and the feature pyramid on them; all batch norms are synced and trained.
+    """The maps of an encoder and the feature pyramid on them; all batch norms are synced and trained.
 
     Args:
-        encoder: A ResNet: its first layers and layer1 to layer4.
-        stages: The stages to build on.
+        body: The encoder's maps.
+        count: How many of them to build on, the coarsest ones.
         channels: Channels of every level.
-        dense: Two more levels computed from the last stage (P6, P7), not one subsampled from the last level (P6).
+        dense: Two more levels computed from the last map (P6, P7), not one subsampled from the last level (P6).
 
     Attributes:
         out_channels: Channels of every level (the name that torchvision asks for).
@@ -39,24 +39,22 @@ class Pyramid(nn.Module):
 
     bf16 = False
 
-    def __init__(self, encoder: nn.Module, stages: tuple[str, ...], channels: int, dense: bool) -> None:
+    def __init__(self, body: Maps, count: int, channels: int, dense: bool) -> None:
         super().__init__()
-        names = {stage: str(level) for level, stage in enumerate(stages)}
-        self.body = torchvision.models._utils.IntermediateLayerGetter(encoder, names)
+        self.body, self.count = body, count
         convert_norms(self.body, "synced")
-        with torch.no_grad():
-            maps = list(self.body.eval()(torch.zeros(1, 3, _MEASURE, _MEASURE)).values())
-        widths = [m.shape[1] for m in maps]
+        widths = list(body.channels[-count:])
         top = _pyramid.LastLevelP6P7(widths[-1], channels) if dense else _pyramid.LastLevelMaxPool()
         self.fpn = _pyramid.FeaturePyramidNetwork(widths, channels, top, norm_layer=SyncedBatchNorm)
         self.out_channels = channels
-        self.strides = [_MEASURE // m.shape[2] for m in maps]
+        self.strides = list(body.strides[-count:])
         self.strides += [self.strides[-1] * 2**i for i in ((1, 2) if dense else (1,))]
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Levels of n × out_channels × h/stride × w/stride, finest first."""
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bf16):
-            levels: dict[str, Tensor] = self.fpn(self.body(images))
+            maps = self.body(images)[-self.count :]
+            levels: dict[str, Tensor] = self.fpn({str(i): m for i, m in enumerate(maps)})
         return {name: level.float() for name, level in levels.items()}
 
 
@@ -106,20 +104,19 @@ def build_detector(
     Images (3, h, w) in [0, 1] are normalized and padded; in evaluation they are also scaled to `short_edge`, or less
     where the other edge would be longer than `max_long_edge`. In training they already have their size.
     """
-    if not all(hasattr(encoder, f"layer{i}") for i in (1, 2, 3, 4)):
-        raise UserError("Detectors are built on ResNets. Choose a run whose backbone is one.")
+    body = maps_of(encoder)
     two_stage = name in TWO_STAGE
     if head.fpn_channels % 32 and not two_stage and head.tower_norm == "group":
         raise SettingError(
             "head.fpn_channels",
             f"must be a multiple of 32 for {name} with group norm, not {head.fpn_channels}.",
         )
-    stages = ("layer1", "layer2", "layer3", "layer4") if two_stage else ("layer2", "layer3", "layer4")
-    pyramid = Pyramid(encoder, stages, head.fpn_channels, dense=not two_stage)
+    count = 4 if two_stage else 3
+    pyramid = Pyramid(body, count, head.fpn_channels, dense=not two_stage)
     sizes = {
         "min_size": short_edge,
         "max_size": max_long_edge,
-        "size_divisible": pyramid.strides[len(stages) - 1],
+        "size_divisible": pyramid.strides[count - 1],
         "_skip_resize": True,  # in training
     }
     model: nn.Module = _BUILD[name](pyramid, classes, head, sizes)

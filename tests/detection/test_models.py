@@ -7,6 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from momentum2 import backbones
 from momentum2.detection.detector import Detector
+from momentum2.detection.maps import Maps, maps_of
 from momentum2.detection.models import Anchors, Pyramid, build_detector
 from momentum2.detection.presets import (
     TWO_STAGE,
@@ -61,9 +62,7 @@ def test_boxes_keep_their_precision_under_autocast(name: DetectorName) -> None:
     plain = detector.detect(image)
     seen = []
     pyramid = detector.model.get_submodule("backbone")
-    hook = pyramid.get_submodule("body").register_forward_hook(
-        lambda *a: seen.append(next(iter(a[2].values())).dtype)
-    )
+    hook = pyramid.get_submodule("body").register_forward_hook(lambda *a: seen.append(a[2][0].dtype))
     with torch.autocast("cpu", torch.bfloat16):
         found = detector.detect(image)
     hook.remove()
@@ -131,11 +130,40 @@ def test_the_branches_are_the_papers() -> None:
 def test_the_pyramid_knows_its_strides(stem: str, strides: list[int]) -> None:
     encoder = backbones.build("resnet18", stem, 0.125)  # type: ignore[arg-type]
     before = {k: v.clone() for k, v in encoder.state_dict().items()}
-    pyramid = Pyramid(encoder, ("layer1", "layer2", "layer3", "layer4"), 32, dense=False)
+    pyramid = Pyramid(maps_of(encoder), 4, 32, dense=False).eval()
     assert pyramid.strides == strides
     levels = list(pyramid(torch.zeros(1, 3, 128, 128)).values())
     assert [128 // level.shape[2] for level in levels] == strides
     assert all(torch.equal(value, before[name]) for name, value in pyramid.body.state_dict().items())
+
+
+class Pooled(Maps):
+    """An encoder of another family: a convolution after each of five poolings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(3 if i == 0 else 4 + i, 5 + i, 3, padding=1), nn.BatchNorm2d(5 + i))
+            for i in range(5)
+        )
+        self.measure()
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        maps, x = [], images
+        for part in self.parts:
+            x = part(nn.functional.max_pool2d(x, 2, ceil_mode=True))
+            maps.append(x)
+        return maps
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_encoder_needs_no_more_than_maps(name: DetectorName) -> None:
+    assert Pooled().channels == (5, 6, 7, 8, 9)
+    assert Pooled().strides == (2, 4, 8, 16, 32)
+    torch.manual_seed(0)
+    detector = Detector(build_detector(name, Pooled(), 3, HEAD, 64, 128), two_stage=name in TWO_STAGE).train()
+    detector([torch.rand(3, 64, 64)], targets()[:1]).loss.backward()  # type: ignore[arg-type]
+    assert [n for n, p in detector.named_parameters() if p.grad is None] == []
 
 
 def test_anchors_lie_at_true_strides() -> None:
