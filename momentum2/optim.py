@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +72,7 @@ def _of_encoder(place: str, encoder: nn.Module, config: OptimConfig) -> tuple[di
     Both are what a network of timm says about itself (`group_matcher`, `no_weight_decay`); any module may.
     """
     full = {id(p): f"{place}.{name}" if place else name for name, p in encoder.named_parameters()}
-    patterns = encoder.no_weight_decay() if hasattr(encoder, "no_weight_decay") else ()
+    patterns = cast(Any, encoder).no_weight_decay() if hasattr(encoder, "no_weight_decay") else ()
     undecayed = {
         full[id(p)] for n, p in encoder.named_parameters() if any(fnmatch(n, pattern) for pattern in patterns)
     }

@@ -224,7 +224,6 @@ def test_a_network_is_built_for_the_size(
     ("name", "sizes", "setting", "close"),
     [
         ("timm/efficientformer_l1", (64,), "data.image_size", 224),
-        ("timm/vit_tiny_patch16_224", (100,), "data.image_size", 96),
         ("timm/efficientformer_l1", (224, 96), "views.small_size", 224),
     ],
 )

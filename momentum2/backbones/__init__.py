@@ -261,11 +261,13 @@ def _known_width(network: nn.Module) -> int | None:
 
 def _some_width(network: nn.Module, name: str, channels: int) -> int:
     """The width of the features at whatever size the network takes: its own, or one that all others take."""
-    try:
-        return fit.measure(network, (_usual_size(network) or 299,), channels, backward=False).feature_dim
-    except fit.Unfit as unfit:
-        size, why = unfit.args
-        raise UserError(f"'{name}' does not take images of {size} px ({why}).") from None
+    usual = _usual_size(network)
+    for size in (usual,) if usual else (299, 224):
+        try:
+            return fit.measure(network, (size,), channels, backward=False).feature_dim
+        except fit.Unfit as unfit:
+            why = unfit.args[1]
+    raise UserError(f"'{name}' does not take images of {size} px ({why}).")
 
 
 def _usual_size(network: nn.Module) -> int | None:

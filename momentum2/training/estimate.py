@@ -75,8 +75,8 @@ def memory_bytes(config: Config, plan: Plan, classes: int) -> tuple[int, int]:
     The forward pass is traced with tensors that have shapes but no content, counting what it keeps for backward.
     """
     with torch.device("meta"):
-        weights = None if config.model.weights is None else Path(config.model.weights)
-        method = build_method(config, plan, classes, weights=weights)
+        file = None if config.model.weights is None else Path(config.model.weights)
+        method = build_method(config, plan, classes, weights=file)
     state = sum(t.numel() * t.element_size() for t in method.state_dict().values())
     copies = 1 + STATES[config.optim.name]  # gradient and optimizer
     trained = sum(copies * p.numel() * p.element_size() for p in method.parameters() if p.requires_grad)

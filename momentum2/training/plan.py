@@ -170,7 +170,7 @@ def describe(
 
 def _optimizer(optim: OptimConfig, plan: Plan) -> str:
     """What is unusual about the optimizer."""
-    told = [optim.name] if optim.name == "adamw" else []
+    told: list[str] = [optim.name] if optim.name == "adamw" else []
     if optim.weight_decay_end is not None:
         told.append(f"weight decay {optim.weight_decay:g} → {optim.weight_decay_end:g}")
     if optim.encoder_lr != 1:
