@@ -113,6 +113,29 @@ def inspect(architecture: Architecture, sizes: tuple[int, ...]) -> Facts:
             return found
 
 
+@functools.lru_cache(maxsize=16)
+def for_any_size(architecture: Architecture) -> Architecture:
+    """The same network, built so that it takes images of every size; one sentence where it cannot be.
+
+    Names and shapes of its weights stay as they are.
+    """
+    with torch.device("meta"):
+        if torchvision_networks.is_resnet(_create(architecture)):
+            return architecture
+        for more in (
+            (),
+            ("dynamic_img_size=true",),
+            ("strict_img_size=false",),
+        ):  # of timm's ViTs, and of its Swins
+            told = architecture._replace(options=(*architecture.options, *more))
+            try:
+                fit.measure(_create(told), (128, 192), architecture.channels, backward=False)
+                return told
+            except (UserError, fit.Unfit):
+                continue
+    raise UserError(f"{architecture.backbone} takes images of one size only. Choose another backbone.")
+
+
 def facts_of(network: nn.Module, architecture: Architecture, found: fit.Fit, size: int) -> Facts:
     """The facts of a network that was measured."""
     norms = sum(isinstance(module, _BatchNorm) for module in network.modules())
@@ -318,6 +341,7 @@ __all__ = [
     "Facts",
     "build",
     "create",
+    "for_any_size",
     "inspect",
     "inspect_given",
     "listed",

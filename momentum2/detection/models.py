@@ -11,7 +11,7 @@ from momentum2._torchvision import torchvision
 from momentum2.detection.cascade import CascadeRoIHeads
 from momentum2.detection.maps import Maps, maps_of
 from momentum2.detection.presets import TWO_STAGE, DetectorName, HeadConfig
-from momentum2.errors import SettingError
+from momentum2.errors import SettingError, UserError
 from momentum2.norms import SyncedBatchNorm, convert_norms
 
 _detection = torchvision.models.detection
@@ -112,6 +112,10 @@ def build_detector(
             f"must be a multiple of 32 for {name} with group norm, not {head.fpn_channels}.",
         )
     count = 4 if two_stage else 3
+    if len(body.strides) < count:
+        raise UserError(
+            f"{name} needs {count} maps, but the backbone has {len(body.strides)}. Choose retinanet."
+        )
     pyramid = Pyramid(body, count, head.fpn_channels, dense=not two_stage)
     sizes = {
         "min_size": short_edge,

@@ -17,7 +17,7 @@ from momentum2.detection.presets import TWO_STAGE, DetectorName, EncoderConfig, 
 from momentum2.errors import UserError
 from momentum2.files import write_whole
 from momentum2.runs.names import DETECTOR
-from momentum2.weights import to_bytes
+from momentum2.weights import Architecture, to_bytes
 
 _CARD = "momentum2-detector"  # key of the file's metadata
 
@@ -49,6 +49,12 @@ class DetectorCard:
         return Detector(model, two_stage=self.model in TWO_STAGE)
 
 
+def architecture_of(encoder: EncoderConfig) -> Architecture:
+    """What is built: the network as it takes images of any size."""
+    options = tuple(encoder.options or ())
+    return backbones.for_any_size(Architecture(encoder.backbone, encoder.stem, encoder.width, options))
+
+
 def save_detector(path: Path, detector: Detector, card: DetectorCard) -> None:
     """Write the file, whole or not at all."""
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in detector.model.state_dict().items()}
@@ -66,8 +72,7 @@ def load_detector(source: Path) -> tuple[Detector, DetectorCard]:
         with safe_open(path, "pt") as file:
             card = DetectorCard.from_json((file.metadata() or {})[_CARD])
         state = safetensors.torch.load_file(path)
-        encoder = card.encoder
-        detector = card.build(backbones.build(encoder.backbone, encoder.stem, encoder.width))
+        detector = card.build(backbones.of(architecture_of(card.encoder)))
         detector.model.load_state_dict(state)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError):
         raise UserError(
