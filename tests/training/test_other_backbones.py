@@ -141,10 +141,8 @@ def test_recomputation_changes_no_bit(tmp_path: Path) -> None:
         assert pretrain(now, tmp_path / str(recompute)).finished
         found.append(tensors(tmp_path / str(recompute)))
     assert found[0] == found[1]
-    memory = [
-        dict(plan(replace(config, train=replace(config.train, recompute=r)), images=48))["memory"]
-        for r in (False, True)
-    ]
+    trains = [replace(config.train, recompute=recompute) for recompute in (False, True)]
+    memory = [dict(plan(replace(config, train=train), images=48))["memory"] for train in trains]
     activations = [float(line.partition("optimizer, ")[2].split()[0]) for line in memory]
     assert activations[1] < activations[0]
 
@@ -266,7 +264,7 @@ def test_a_file_without_all_weights_is_refused(hub: Path) -> None:
     state = load_file(hub)
     del state["blocks.0.attn.qkv.weight"]
     save_file(state, hub)
-    with pytest.raises(UserError, match="do not suit timm/test_vit: Missing keys .blocks.0.attn.qkv.weight"):
+    with pytest.raises(UserError, match=r"do not suit timm/test_vit: Missing keys .blocks.0.attn.qkv.weight"):
         published.load(Architecture("timm/test_vit", "imagenet", 1.0), hub)
 
 
@@ -348,8 +346,9 @@ def test_a_file_of_ones_own_is_adapted(tmp_path: Path) -> None:
 def test_nothing_is_imported_for_a_name(warm_python: str) -> None:
     """`import momentum2` imports neither library, and a network of torchvision does not import timm."""
     code = (
-        "import sys, json; import momentum2, momentum2.api, momentum2.recipes; first = sorted({'timm', 'torchvision'} & "
-        "set(sys.modules)); from momentum2 import backbones; backbones.build('resnet18'); "
+        "import sys, json; import momentum2, momentum2.api, momentum2.recipes; "
+        "first = sorted({'timm', 'torchvision'} & set(sys.modules)); "
+        "from momentum2 import backbones; backbones.build('resnet18'); "
         "print(json.dumps([first, 'timm' in sys.modules]))"
     )
     environment = dict(os.environ, PYTHONPATH=str(Path(momentum2.__file__).parents[1]))
