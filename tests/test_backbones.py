@@ -143,6 +143,7 @@ def test_scaled_resnets_start_like_torchvisions() -> None:
         ({"name": "timm/local-dir:/etc"}, "timm has no backbone"),
         ({"name": "hf-hub:timm/resnet18"}, "torchvision has no backbone"),
         ({"name": "timm/../resnet18"}, "timm has no backbone"),
+        ({"name": "timm/torchvision/resnet18"}, "timm has no backbone"),
         ({"name": "os.system\n(1)"}, "torchvision has no backbone"),
         ({"name": "timm/test_vit", "width": 0.5}, "Only torchvision's ResNets"),
         ({"name": "timm/test_vit", "zero_init_residual": True}, "Only torchvision's ResNets"),

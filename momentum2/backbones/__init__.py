@@ -230,17 +230,16 @@ def _value(text: str) -> int | float | bool | str:
 def _create(architecture: Architecture, zero_init_residual: bool = False) -> nn.Module:
     """The network itself, on the default device; a `UserError` for a name or an option that does not exist."""
     name, stem, width, options, channels = architecture
-    _check_name(name)
-    plain = name.removeprefix(TIMM).removeprefix(TORCHVISION)
-    reserved = timm_networks.RESERVED if name.startswith(TIMM) else torchvision_networks.RESERVED
+    theirs, plain = _checked(name)
+    reserved = timm_networks.RESERVED if theirs else torchvision_networks.RESERVED
     given = options_of(options, reserved)
 
     def make() -> nn.Module:
-        if name.startswith(TIMM):
+        if theirs:
             return timm_networks.create(plain, channels, given)
         return torchvision_networks.create(plain, stem, width, zero_init_residual, channels, given)
 
-    if name.startswith(TIMM) and (stem, width, zero_init_residual) != ("imagenet", 1.0, False):
+    if theirs and (stem, width, zero_init_residual) != ("imagenet", 1.0, False):
         raise UserError(
             f"Only torchvision's ResNets have a stem, a width and residual branches to choose. Leave them out for "
             f"'{name}'."
@@ -264,13 +263,14 @@ def _create(architecture: Architecture, zero_init_residual: bool = False) -> nn.
         raise SettingError(setting, f"{what} {name} ({fit.in_words(error)}).") from None
 
 
-def _check_name(name: str) -> None:
-    """A name is looked up and never followed: no path, no scheme that would download, no import."""
+def _checked(name: str) -> tuple[bool, str]:
+    """Whether a name is timm's, and what it is there. It is looked up and never followed: no path, no scheme that would
+    download, no import."""
     theirs = name.startswith(TIMM)
-    plain = name.removeprefix(TIMM).removeprefix(TORCHVISION)
+    plain = name.removeprefix(TIMM if theirs else TORCHVISION)
     known = timm_networks.names() if theirs else torchvision_networks.names()
     if plain in known or (theirs and plain in timm_networks.tagged_names()):
-        return
+        return theirs, plain
     close = get_close_matches(plain[:100], known, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(close)}?" if close else "Try resnet18 or resnet50."
     shown = plain if len(plain) <= 80 and plain.isprintable() else repr(plain[:80])

@@ -2,15 +2,16 @@
 
 import hashlib
 import logging
+import re
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
-from safetensors import safe_open
+import torch
 from torch import nn
 
 from momentum2.backbones import TIMM, fit, options_of, timm_networks
 from momentum2.errors import SettingError, UserError
-from momentum2.weights import Architecture
+from momentum2.weights import Architecture, network_in, read_state
 
 FILE = "model.safetensors"  # what the Hub calls them, in every repository of timm
 
@@ -85,56 +86,58 @@ def fetch(name: str) -> Published:
 
 
 def load(architecture: Architecture, file: Path) -> tuple[nn.Module, tuple[str, ...]]:
-    """The network with the weights in `file`, and a sentence for what timm had to fit: channels, positions, patches."""
+    """A network of timm with the weights in `file`, and a sentence for each tensor that timm had to fit.
+
+    timm is given tensors and opens nothing. It leaves classifiers out, and fits input channels, patches and positions.
+    """
     name, _, _, options, channels = architecture
-    missing = _Missing()
-    logger = logging.getLogger("timm.models._builder")
+    given = options_of(options, timm_networks.RESERVED)
+    with torch.device("meta"):
+        names = timm_networks.create(name.removeprefix(TIMM), channels, given).state_dict().keys()
+    state = network_in(read_state(file), names, file)
+    shapes = {name: list(tensor.shape) for name, tensor in state.items()}  # before they are fitted
+    logger, missing = logging.getLogger("timm.models._builder"), _Missing()
     level = logger.level
     logger.addHandler(missing)
     logger.setLevel(logging.INFO)
     try:
-        network = timm_networks.timm().create_model(
+        network: nn.Module = timm_networks.timm().create_model(
             name.removeprefix(TIMM),
             pretrained=True,
-            pretrained_cfg_overlay={
-                "file": str(file),
-                "custom_load": False,
-            },  # a local file, and no other code
+            pretrained_cfg_overlay={"state_dict": state, "custom_load": False},
             num_classes=0,
             in_chans=channels,
-            **options_of(options, timm_networks.RESERVED),
+            **given,
         )
-    except UserError:
-        raise
     except Exception as error:  # there is no end to what loading raises
-        raise UserError(f"The weights in {file} do not suit {name} ({fit.in_words(error)}).") from None
+        told = " ".join(str(error).split())[:300].rstrip(".")
+        raise UserError(f"The weights in {file} do not suit {name} ({told}).") from None
     finally:
         logger.removeHandler(missing)
         logger.setLevel(level)
-    if missing.told:
-        raise UserError(f"The weights in {file} do not suit {name}: {missing.told}.")
-    return cast(nn.Module, network), tuple(_fitted(network, file))
+    if missing.names:
+        raise UserError(
+            f"The weights in {file} do not suit {name}: {', '.join(missing.names[:5])} is missing."
+        )
+    fitted = [
+        f"{key} is fitted from {shapes[key]} to {list(tensor.shape)}"
+        for key, tensor in network.state_dict().items()
+        if key in shapes and shapes[key] != list(tensor.shape)
+    ]
+    return network, tuple(fitted)
 
 
 class _Missing(logging.Handler):
     """timm says only in its log that a file did not have all weights of a network, and goes on with random ones."""
 
-    told = ""
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.getMessage().startswith("Missing keys"):
-            self.told = record.getMessage().partition(" discovered")[0]
-
-
-def _fitted(network: nn.Module, file: Path) -> list[str]:
-    state: dict[str, Any] = network.state_dict()
-    with safe_open(file, "pt") as found:
-        shapes = {name: list(found.get_slice(name).get_shape()) for name in found.keys() if name in state}  # noqa: SIM118
-    return [
-        f"{name} is fitted from {shapes[name]} to {list(state[name].shape)}"
-        for name in shapes
-        if shapes[name] != list(state[name].shape)
-    ]
+        found = re.match(r"Missing keys \((.*)\)", record.getMessage())
+        if found:  # of counters, as older files have none
+            self.names += [name for name in found[1].split(", ") if not name.endswith("num_batches_tracked")]
 
 
 def sha256(file: Path) -> str:

@@ -14,13 +14,14 @@ from torch import nn
 
 from momentum2.augment import ViewSpec, view_specs
 from momentum2.backbones import Encoder
+from momentum2.backbones.fit import Unfit, measure
 from momentum2.config import OWN, Count, DataConfig, Network, Precision, Stem, ViewsConfig, Width
 from momentum2.data import Dataset, open_dataset
 from momentum2.distributed.together import joined
 from momentum2.errors import SettingError, UserError, called
 from momentum2.evaluate.features import Features, extract
 from momentum2.evaluate.floors import Pixels, random_encoder
-from momentum2.runs.encoder import EncoderCard, load_encoder, read_card
+from momentum2.runs.encoder import EncoderCard, LoadedEncoder, load_encoder, read_card
 from momentum2.runs.names import CONFIG, START
 from momentum2.runs.results import PIXELS, RANDOM, STARTED, Settings
 from momentum2.settings import check, config_from_file
@@ -212,6 +213,8 @@ def open_subject(
                 f"is not set, and {source} has no evaluation data. Choose a data set and its root.",
             )
         network = cast(Encoder, loaded.encoder)
+        if options.data.image_size != loaded.card.image_size and loaded.card.backbone != OWN:
+            _check_size(loaded, options.data.image_size)
         network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         path, card = Path(source), loaded.card
         subject = Subject(network, _name(path, card), card, _directory(path), options, device)
@@ -219,6 +222,18 @@ def open_subject(
             name, floor = subject.floor(options.weights)
             subject = replace(subject, encoder=floor, name=name)
         yield subject
+
+
+def _check_size(loaded: LoadedEncoder, size: int) -> None:
+    """Refuse images of a size that a network does not take, as ViTs take that of their training alone."""
+    card = loaded.card
+    try:
+        measure(loaded.encoder, (size,), card.channels, backward=False)
+    except Unfit as unfit:
+        raise SettingError(
+            "data.image_size",
+            f"{size} does not suit {card.backbone} ({unfit.args[1]}). It was trained at {card.image_size}.",
+        ) from None
 
 
 def check_labels(train: Dataset, test: Dataset) -> Labeled:

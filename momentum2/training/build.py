@@ -24,8 +24,7 @@ from momentum2.runs.names import BAD_IMAGES
 from momentum2.seeds import derive
 from momentum2.training.job import Job
 from momentum2.training.plan import Plan, per_device
-from momentum2.training.start import Record
-from momentum2.training.start import load as load_published
+from momentum2.training.start import Record, started
 
 #: Scores of a method's encoders by name, such as online kNN.
 Score = Callable[[dict[Network, backbones.Encoder]], dict[str, float]]
@@ -40,13 +39,13 @@ def build_method(
     """
     model, architecture = config.model, architecture_of(config)
     torch.manual_seed(derive(config.train.seed, "initial weights"))
-    if encoder is None and weights is not None and model.pretrained:
-        f = load_published(config, architecture, weights)
-    elif encoder is None:
-        f = backbones.of(architecture, model.zero_init_residual)
-    else:
+    if encoder is not None:
         f = backbones.with_feature_dim(copy.deepcopy(encoder), config.data.image_size)
-    if weights is not None and not model.pretrained:
+    elif weights is not None and model.backbone.startswith(backbones.TIMM):
+        f = started(config, architecture, weights)
+    else:
+        f = backbones.of(architecture, model.zero_init_residual)
+    if weights is not None and not model.backbone.startswith(backbones.TIMM):
         backbones.load_weights(f, weights)
     make = cast(Callable[..., Method], plan.method)  # every method that can be named takes these
     method = make(config, plan.schedule, f, plan.local_devices, classes)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from momentum2.augment import draw, render, view_specs
+from momentum2.backbones import published
 from momentum2.config import Config
 from momentum2.data import open_dataset
 from momentum2.machine import cpu_threads
@@ -47,6 +48,9 @@ def planned(config: Config, images: int | None, processes: int, probe: bool) -> 
     encoder = inspect(config)
     check_encoder(config, encoder)
     lines = describe(config, plan, encoder)
+    if config.model.pretrained:
+        repository, license = published.describe(config.model.backbone)
+        lines.insert(2, ("weights", f"{repository}, license {license}, fetched when the run starts"))
     fixed, activations = memory_bytes(config, plan, classes)
     needs = f"{fixed / 1e9:.3g} GB for weights and optimizer, {activations / 1e9:.3g} GB for activations"
     lines.append(("memory", f"about {(fixed + activations) / 1e9:.3g} GB per process: {needs}"))

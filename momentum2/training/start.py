@@ -49,8 +49,8 @@ def starting_weights(config: Config, before: Mapping[str, Any]) -> Start:
     return Start({"name": file.name, "sha256": published.sha256(file)}, file)
 
 
-def load(config: Config, architecture: Architecture, file: Path) -> backbones.Encoder:
-    """The encoder of a run with the weights in `file`."""
+def started(config: Config, architecture: Architecture, file: Path) -> backbones.Encoder:
+    """The encoder of a run, a network of timm, with the weights in `file`."""
     encoder, fitted = published.load(architecture, file)
     for sentence in fitted:
         log.info("By timm's rules, %s.", sentence)
