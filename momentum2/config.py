@@ -42,7 +42,8 @@ DataName = Literal[
 ViewRecipe = Literal["byol", "moco_v2", "simsiam", "simclr", "supervised", "evaluation", "multicrop"]
 Cache = Literal["auto", "on", "off"]
 Precision = Literal["auto", "fp32", "bf16"]
-OptimName = Literal["sgd", "lars", "adamw"]
+Repulsion = Literal["none", "batch"]
+OptimName = Literal["sgd", "lars", "muon", "adamw"]
 Resume = Literal["auto", "never", "must"]
 Network = Literal["teacher", "student"]
 
@@ -62,7 +63,11 @@ class MethodConfig:
         reference_batch: Batch size for which weight_momentum is given; it scales with the batch (default: no scaling).
         history: The teacher's momentum statistics: one per device (local, the paper) or their mean (global).
         compat: paper for the paper's formulas, official for the arithmetic of the authors' code.
-        temperature: Softmax temperature of the contrastive methods, and of DINO's student.
+        repulsion: byol's loss: none (the paper's), or batch: find the teacher's output of the same image among those of
+            the batch, and away from the student's own outputs of other images.
+        predictor: byol's predictor behind the student's projector; with repulsion it can be left out.
+        joint_views: One call of a network for both views of byol and simclr, so that they share BN statistics: faster.
+        temperature: Softmax temperature of the contrastive methods and of repulsion, and of DINO's student.
         queue_size: Number of negatives that MoCo keeps.
         teacher_temperature: Softmax temperature of DINO's teacher.
         teacher_temperature_start: Where its linear warm-up starts.
@@ -85,6 +90,9 @@ class MethodConfig:
     reference_batch: Count | None = None
     history: History = "local"
     compat: Compat = "paper"
+    repulsion: Repulsion = "none"
+    predictor: bool = True
+    joint_views: bool = False
     temperature: Positive = 0.2
     queue_size: Count = 65536
     teacher_temperature: Positive = 0.04
@@ -103,8 +111,8 @@ class ModelConfig:
     """The network.
 
     Args:
-        backbone: A network of torchvision (resnet50) or of timm (timm/vit_small_patch16_224); momentum2 backbones lists
-            them.
+        backbone: A network of torchvision (resnet50), resnet10, or one of timm (timm/convnext_tiny); the command
+            backbones lists them.
         stem: First layers of torchvision's ResNets: imagenet (7x7/2 and pooling), cifar (3x3/1) or small (3x3/2).
         width: Multiplier of such a ResNet's channels.
         projector_hidden: Hidden width of the projector.
@@ -223,16 +231,16 @@ class OptimConfig:
     """The optimizer and its schedule (after a linear warm-up, a cosine or milestones).
 
     Args:
-        name: sgd, lars or adamw.
+        name: sgd, lars, adamw, or muon: orthogonalized momentum for matrices and convolutions, AdamW for all else.
         lr: Learning rate per 256 images of batch size.
-        weight_decay: L2 decay; adamw's is apart from the gradient.
+        weight_decay: L2 decay; with adamw and muon, decay of the weights themselves.
         sgd_momentum: Momentum of the gradient.
         warmup_epochs: Epochs of linear warm-up.
         warmup_start: Share of the learning rate at the first step of the warm-up.
         clip_norm: Largest norm of the gradient (default: no clipping).
         exclude_bias_and_norm: Keep biases and norm parameters out of weight decay and LARS adaptation.
         lars_eta: Trust coefficient of LARS.
-        nesterov: Nesterov's momentum (sgd).
+        nesterov: Nesterov's momentum (sgd, muon).
         milestones: Shares of the run after which the learning rate drops to a tenth, as [0.6,0.8] (default: cosine).
         weight_decay_end: Where a cosine from weight_decay ends, for adamw (default: no change).
         layer_decay: Factor of the learning rate from each layer of timm's networks to the one before (default: none).

@@ -1,4 +1,4 @@
-"""SGD, LARS and AdamW with the parameter groups of the recipes."""
+"""The optimizers, with the parameter groups of the recipes."""
 
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
@@ -11,9 +11,10 @@ from torch.optim import SGD, AdamW, Optimizer
 from momentum2.backbones import timm_networks
 from momentum2.config import OptimConfig, OptimName
 from momentum2.errors import SettingError
+from momentum2.muon import Muon
 
-#: Tensors that an optimizer keeps for each parameter.
-STATES: dict[OptimName, int] = {"sgd": 1, "lars": 1, "adamw": 2}
+#: Tensors that an optimizer keeps for each parameter; muon, for nearly all of them.
+STATES: dict[OptimName, int] = {"sgd": 1, "lars": 1, "muon": 1, "adamw": 2}
 
 
 def build_optimizer(
@@ -34,11 +35,12 @@ def build_optimizer(
         encoder: The one that is trained, and where among the names it is.
     """
     scales, undecayed = ({}, set()) if encoder is None else _of_encoder(*encoder, config)
-    groups: dict[tuple[bool, bool, float], list[nn.Parameter]] = {}
+    freezes = config.freeze_encoder_epochs > 0  # what takes its first step later has a group of its own
+    groups: dict[tuple[bool, bool, float, bool], list[nn.Parameter]] = {}
     for name, parameter in named_parameters:
         if parameter.requires_grad:
             excluded = (config.exclude_bias_and_norm and parameter.ndim <= 1) or name in undecayed
-            key = excluded, name.startswith(constant_lr), scales.get(name, 1.0)
+            key = excluded, name.startswith(constant_lr), scales.get(name, 1.0), freezes and name in scales
             groups.setdefault(key, []).append(parameter)
     options = [
         {
@@ -49,12 +51,14 @@ def build_optimizer(
             "constant": constant,
             "scale": scale,
         }
-        for (excluded, constant, scale), parameters in groups.items()
+        for (excluded, constant, scale, _), parameters in groups.items()
     ]
     if config.name == "adamw":
         return AdamW(options, lr=lr, betas=(0.9, 0.999), weight_decay=config.weight_decay, foreach=True)
     if config.name == "lars":
         return LARS(options, lr, config.sgd_momentum, config.weight_decay, config.lars_eta)
+    if config.name == "muon":
+        return Muon(options, lr, config.sgd_momentum, config.weight_decay, config.nesterov)
     # Not `fused`: it walks raw memory, and is silently wrong where a gradient or buffer has another layout.
     return SGD(
         options,

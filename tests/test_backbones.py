@@ -39,6 +39,17 @@ def test_a_resnet_is_torchvisions_without_fc(name: str) -> None:
     torch.testing.assert_close(encoder.eval()(x), reference.eval()(x), rtol=0, atol=0)
 
 
+def test_resnet10_is_resnet18_with_one_block_a_stage() -> None:
+    torch.manual_seed(0)
+    state = backbones.build("resnet10").state_dict()
+    expected = {k: v.shape for k, v in backbones.build("resnet18").state_dict().items()}
+    one = {k: s for k, s in expected.items() if not (k.startswith("layer") and k.split(".")[1] == "1")}
+    assert {k: v.shape for k, v in state.items()} == one
+    narrow = backbones.build("resnet10", "small", 0.375, zero_init_residual=True)
+    assert [getattr(narrow, f"layer{i}")[0].conv2.out_channels for i in range(1, 5)] == [24, 48, 96, 192]
+    assert output_of(narrow, 32).shape == (2, narrow.feature_dim) == (2, 192)
+
+
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_residual_branches_of_zero_are_torchvisions(name: str) -> None:
     torch.manual_seed(0)

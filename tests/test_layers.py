@@ -24,7 +24,7 @@ GROUND = [
     "terminal",
     "_torchvision",
 ]
-PIECES = ["norms", "weights", "backbones", "heads", "teacher", "optim", "augment"]
+PIECES = ["norms", "weights", "backbones", "heads", "teacher", "muon", "optim", "augment"]
 ROWS: list[list[str]] = [
     *([name] for name in GROUND),
     ["distributed"],

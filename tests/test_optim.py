@@ -8,6 +8,7 @@ from torch import nn
 from momentum2 import backbones
 from momentum2.config import OptimConfig
 from momentum2.errors import SettingError
+from momentum2.muon import orthogonalized
 from momentum2.optim import LARS, STATES, build_optimizer, set_lr, set_weight_decay
 from momentum2.schedules import cosine_between
 
@@ -91,7 +92,59 @@ def test_lars_survives_zero_norms():
     assert torch.equal(zero.detach(), -torch.ones(2, 2))
 
 
-@pytest.mark.parametrize("name", ["sgd", "lars"])
+@pytest.mark.parametrize("shape", [(24, 27), (48, 16), (10, 10), (12, 108)])
+def test_orthogonalized_against_the_singular_value_decomposition(shape: tuple[int, int]):
+    """The same singular vectors, and all singular values near 1, whatever they were."""
+    rng = np.random.default_rng(shape[1])
+    u, _, v = np.linalg.svd(rng.normal(size=shape), full_matrices=False)
+    values = np.geomspace(0.01, 1, len(v)) * 1e-3
+    matrix = torch.from_numpy(u * values @ v)
+    for dtype in (torch.float64, torch.float32):
+        found = orthogonalized(matrix.to(dtype)).double().numpy()
+        diagonal = u.T @ found @ v.T
+        assert np.diag(diagonal).min() > 0.7
+        assert np.diag(diagonal).max() < 1.2
+        np.testing.assert_allclose(diagonal - np.diag(np.diag(diagonal)), 0, atol=1e-3)
+        np.testing.assert_allclose(u @ diagonal @ v, found, atol=1e-3)
+    assert not orthogonalized(torch.zeros(shape)).any()
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_muon_steps_equal_the_update_by_hand(nesterov: bool):
+    """Matrices by the singular value decomposition, up to what the iteration leaves; vectors as torch's AdamW."""
+    config = OptimConfig("muon", weight_decay=0.1, nesterov=nesterov, exclude_bias_and_norm=True)
+    net = network().double().to(memory_format=torch.channels_last)
+    start = {n: p.detach().clone() for n, p in net.named_parameters()}
+    optimizer = build_optimizer(net.named_parameters(), config, LRS[0])
+    vectors = {n: nn.Parameter(w.clone()) for n, w in start.items() if w.ndim == 1}
+    adamw = torch.optim.AdamW(vectors.values(), lr=1.0, betas=(0.9, 0.99), weight_decay=0.0)
+    velocity = {n: np.zeros(w.shape) for n, w in start.items() if w.ndim > 1}
+    moved = {n: w.numpy().copy() for n, w in start.items() if w.ndim > 1}
+    rng = np.random.default_rng(1)
+    for lr in LRS:
+        gradients = {n: rng.normal(size=w.shape) for n, w in start.items()}
+        set_lr(optimizer, lr)
+        adamw.param_groups[0]["lr"] = 0.15 * lr
+        for n, p in net.named_parameters():
+            p.grad = torch.from_numpy(gradients[n].copy())
+            if n in vectors:
+                vectors[n].grad = p.grad.clone()
+        optimizer.step()
+        adamw.step()
+        for n, v in velocity.items():
+            v[...] = 0.9 * v + gradients[n]
+            ahead = (gradients[n] + 0.9 * v if nesterov else v).reshape(len(v), -1)
+            u, _, w = np.linalg.svd(ahead, full_matrices=False)
+            scale = max(1, ahead.shape[0] / ahead.shape[1]) ** 0.5
+            moved[n] = moved[n] * (1 - 0.1 * lr) - lr * scale * (u @ w).reshape(v.shape)
+    for n, p in net.named_parameters():
+        if n in vectors:
+            torch.testing.assert_close(p.detach(), vectors[n].detach(), rtol=1e-5, atol=1e-6)
+        else:
+            np.testing.assert_allclose(p.detach().numpy(), moved[n], atol=0.05 * sum(LRS), err_msg=n)
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars", "muon"])
 def test_bias_and_norm_are_excluded_on_request(name: str):
     net = network()
     config = OptimConfig(name, weight_decay=0.1, exclude_bias_and_norm=True)
@@ -116,8 +169,8 @@ def test_constant_lr_and_frozen_parameters():
     }
 
 
-@pytest.mark.parametrize("name", ["sgd", "lars"])
-def test_the_state_is_one_tensor_a_parameter_and_resumes_exactly(name: str) -> None:
+@pytest.mark.parametrize("name", ["sgd", "lars", "muon"])
+def test_the_state_is_tensors_of_a_parameter_and_resumes_exactly(name: str) -> None:
     config = OptimConfig(name=name, exclude_bias_and_norm=True)
 
     def new() -> nn.Module:
@@ -146,13 +199,14 @@ def test_the_state_is_one_tensor_a_parameter_and_resumes_exactly(name: str) -> N
         for n, p in first.named_parameters()
         for key, value in first_optimizer.state[p].items()
     }
-    assert {key for _, key in saved} == {"momentum_buffer"}
+    adamw = {"exp_avg", "exp_avg_sq", "step"} if name == "muon" else set()
+    assert {key for _, key in saved} == {"momentum_buffer", *adamw}
     second = new()
     second.load_state_dict(first.state_dict())
     second_optimizer = optimizer_of(second)
     parameters = dict(second.named_parameters())
     for (n, key), value in saved.items():
-        assert value.shape == parameters[n].shape
+        assert value.shape == (() if key == "step" else parameters[n].shape)
         second_optimizer.state[parameters[n]][key] = value
     train(second, second_optimizer, range(2, 5))
     for a, b in zip(whole.parameters(), second.parameters(), strict=True):

@@ -14,10 +14,10 @@ RESERVED = ("weights", "weights_backbone", "num_classes", "progress", "pretraine
 
 
 def names() -> list[str]:
-    """The networks for whole images that torchvision has."""
+    """The networks for whole images that torchvision has, and resnet10, which its class makes but has no name for."""
     from momentum2._torchvision import torchvision
 
-    return list(torchvision.models.list_models(module=torchvision.models))
+    return [*torchvision.models.list_models(module=torchvision.models), "resnet10"]
 
 
 def create(
@@ -33,7 +33,12 @@ def create(
 
     if name in ("googlenet", "inception_v3"):
         options = {"aux_logits": False, "init_weights": True, **options}
-    network = cast(nn.Module, torchvision.models.get_model(name, weights=None, **options))
+    resnet = torchvision.models.resnet
+    network: nn.Module
+    if name == "resnet10":  # ResNet-18 with one block a stage
+        network = resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1], **options)
+    else:
+        network = torchvision.models.get_model(name, weights=None, **options)
     if (stem, width) != ("imagenet", 1.0):
         _reshape_resnet(network, name, stem, width)
     if zero_init_residual:

@@ -2,12 +2,15 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from momentum2 import distributed
 from momentum2.backbones import Encoder
 from momentum2.config import Config
+from momentum2.errors import SettingError
 from momentum2.heads import mlp
-from momentum2.methods.method import Output, TeacherMethod
+from momentum2.methods.method import Output, TeacherMethod, outputs_of
+from momentum2.methods.precision import without_autocast
 from momentum2.norms import convert_norms
 from momentum2.schedules import Schedule
 
@@ -17,23 +20,62 @@ def distance(q: Tensor, z: Tensor) -> Tensor:
     return 2 - 2 * F.cosine_similarity(q.float(), z.float(), dim=1).mean()
 
 
+def contrast(q: Tensor, z: Tensor, own: list[Tensor], temperature: float) -> Tensor:
+    """Cross-entropy of finding each q's z among those of all processes and the student's outputs of other images.
+
+    Args:
+        q: N×d, the student's outputs of one view.
+        z: N×d, the teacher's of another view, without gradient.
+        own: N×d each, the student's of all V views, through which gradient flows: they push each other apart.
+        temperature: Of the softmax.
+    """
+    n = len(q)
+    image = torch.arange(n, device=q.device) + n * distributed.rank()  # of q in the global batch
+    q, *others = (F.normalize(x.float(), dim=1) for x in (q, z, *own))
+    with without_autocast(q.device):  # it would round similarities to bf16
+        # N×(1+V)×M, M = N × processes
+        logits = torch.stack([q @ distributed.gather(x).T for x in others], dim=1) / temperature
+    itself = torch.zeros_like(logits, dtype=torch.bool)
+    itself[torch.arange(n, device=q.device), 1:, image] = True  # the student's outputs of the same image
+    return F.cross_entropy(logits.masked_fill(itself, -torch.inf).flatten(1), image)
+
+
 class BYOL(TeacherMethod):
     """The student's f, g, q learn to predict the teacher's f, g of the other view."""
 
     views = range(2, 1000)  # v, v', and small crops
+    can_join = True
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        if not config.method.predictor and config.method.repulsion == "none":
+            raise SettingError(
+                "method.predictor",
+                "cannot be left out without repulsion: all images would get one output. Set method.repulsion to batch.",
+            )
 
     def __init__(self, config: Config, schedule: Schedule, f: Encoder, devices: int, classes: int) -> None:
         model, method = config.model, config.method
         d = model.projector_out
         super().__init__(config, schedule, f, mlp(f.feature_dim, model.projector_hidden, d), devices)
-        self.predictor = mlp(d, model.predictor_hidden or model.projector_hidden, d)
-        convert_norms(self.predictor, method.student_norm, devices, method.compat)
+        self.predictor: nn.Module = nn.Identity()
+        if method.predictor:
+            self.predictor = mlp(d, model.predictor_hidden or model.projector_hidden, d)
+            convert_norms(self.predictor, method.student_norm, devices, method.compat)
+        self.repulsion, self.temperature = method.repulsion == "batch", method.temperature
+        self.joint = devices if method.joint_views else None
 
     def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
-        targets = [self.teacher(v) for v in views[:2]]  # z' of v and v': N×d, no gradient, history frozen
+        # z' of v and v': N×d, no gradient, history frozen
+        targets = outputs_of(self.teacher, views[:2], self.joint)
+        # q of v, v', and small crops if there are any: N×d
+        predictions = [self.predictor(z) for z in outputs_of(self.student, views, self.joint)]
         loss = torch.zeros((), device=views[0].device)
-        for i, v in enumerate(views):  # v, v', and small crops if there are any
-            q = self.predictor(self.student(v))  # N×d
+        for i, q in enumerate(predictions):
             others = [z for j, z in enumerate(targets) if j != i]
-            loss = loss + torch.stack([distance(q, z) for z in others]).mean()
+            if self.repulsion:
+                terms = [contrast(q, z, predictions, self.temperature) for z in others]
+            else:
+                terms = [distance(q, z) for z in others]
+            loss = loss + torch.stack(terms).mean()
         return Output(loss, targets[0], {})

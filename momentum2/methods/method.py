@@ -1,9 +1,11 @@
 """What the training loop asks of a method, and nothing else."""
 
+import itertools
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from typing import ClassVar, NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 
 from momentum2.backbones import Encoder
@@ -36,6 +38,8 @@ class Method(nn.Module, ABC):
     needs_labels: ClassVar[bool] = False
     #: Whether it can leave the encoder as it is (`method.freeze_encoder`).
     can_freeze: ClassVar[bool] = False
+    #: Whether it can have both views in one call of a network (`method.joint_views`).
+    can_join: ClassVar[bool] = False
     #: How many views of an image it may be given.
     views: ClassVar[range] = range(2, 3)
     #: Parameters whose names start so keep the peak learning rate for the whole run.
@@ -84,6 +88,26 @@ def place_of_student(method: Method) -> tuple[str, Encoder] | None:
     encoder = method.encoders().get("student")
     places = {id(module): name for name, module in method.named_modules()}
     return None if encoder is None else (places[id(encoder)], encoder)
+
+
+def outputs_of(network: nn.Module, views: list[Tensor], joint: int | None) -> list[Tensor]:
+    """The network's N×d outputs of each view.
+
+    Args:
+        network: It has batch norms.
+        views: N×3×S×S each.
+        joint: None for a call a view. Otherwise views of one size are one call, in which the samples of each of this
+            many devices stay together, so that its statistics are over all its views.
+    """
+    if joint is None:
+        return [network(v) for v in views]
+    outputs: list[Tensor] = []
+    for _, same in itertools.groupby(views, lambda v: v.shape[-1]):
+        parts = [v.chunk(joint) for v in same]
+        z = network(torch.cat([part for of_device in zip(*parts, strict=True) for part in of_device]))
+        split = z.unflatten(0, (joint, len(parts), -1))  # devices × views × samples × d
+        outputs += [x.flatten(0, 1) for x in split.unbind(1)]
+    return outputs
 
 
 def encoder_of(network: nn.Module) -> Encoder:

@@ -10,7 +10,7 @@ from momentum2 import distributed
 from momentum2.backbones import Encoder
 from momentum2.config import Config, Network
 from momentum2.heads import simclr_projector
-from momentum2.methods.method import Method, Output, encoder_of
+from momentum2.methods.method import Method, Output, encoder_of, outputs_of
 from momentum2.methods.precision import without_autocast
 from momentum2.norms import convert_norms
 from momentum2.schedules import Schedule
@@ -32,6 +32,8 @@ def nt_xent(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
 class SimCLR(Method):
     """Encoder f and projector g."""
 
+    can_join = True
+
     def __init__(self, config: Config, schedule: Schedule, f: Encoder, devices: int, classes: int) -> None:
         super().__init__(schedule)
         model, method = config.model, config.method
@@ -39,9 +41,11 @@ class SimCLR(Method):
         self.student = nn.Sequential(OrderedDict(encoder=f, projector=g))
         convert_norms(self.student, method.student_norm, devices, method.compat)
         self.temperature = method.temperature
+        self.joint = devices if method.joint_views else None
 
     def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
-        z1, z2 = (F.normalize(self.student(v).float(), dim=1) for v in views[:2])  # N×d
+        outputs = outputs_of(self.student, views[:2], self.joint)
+        z1, z2 = (F.normalize(z.float(), dim=1) for z in outputs)  # N×d
         return Output(nt_xent(z1, z2, self.temperature), z1.detach(), {})
 
     def encoders(self) -> dict[Network, Encoder]:

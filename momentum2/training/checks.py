@@ -75,8 +75,8 @@ def check_encoder(config: Config, encoder: Facts) -> None:
 
 def check_optim(optim: OptimConfig) -> None:
     """Raise a `UserError` for settings of the optimizer that do not suit each other."""
-    if optim.nesterov and optim.name != "sgd":
-        raise SettingError("optim.nesterov", f"is for sgd, not {optim.name}. Leave it out.")
+    if optim.nesterov and optim.name in ("lars", "adamw"):
+        raise SettingError("optim.nesterov", f"is for sgd and muon, not {optim.name}. Leave it out.")
     if optim.weight_decay_end is not None and optim.name != "adamw":
         raise SettingError("optim.weight_decay_end", f"is for adamw, not {optim.name}. Leave it out.")
     if optim.nesterov and optim.sgd_momentum == 0:

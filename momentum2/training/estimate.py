@@ -15,7 +15,7 @@ from momentum2.config import Config
 from momentum2.data import open_dataset
 from momentum2.machine import cpu_threads
 from momentum2.methods.method import place_of_student
-from momentum2.optim import STATES, build_optimizer
+from momentum2.optim import build_optimizer
 from momentum2.runs.encoder import inspect
 from momentum2.training.build import build_method
 from momentum2.training.checks import check_encoder
@@ -82,8 +82,14 @@ def memory_bytes(config: Config, plan: Plan, classes: int) -> tuple[int, int]:
         file = None if config.model.weights is None else Path(config.model.weights)
         method = build_method(config, plan, classes, weights=file)
     state = sum(t.numel() * t.element_size() for t in method.state_dict().values())
-    copies = 1 + STATES[config.optim.name]  # gradient and optimizer
-    trained = sum(copies * p.numel() * p.element_size() for p in method.parameters() if p.requires_grad)
+    parameters = [p for p in method.parameters() if p.requires_grad]
+    student = place_of_student(method)
+    optimizer = build_optimizer(method.named_parameters(), config.optim, lr=0.0, encoder=student)
+    for p in parameters:
+        p.grad = torch.empty_like(p)
+    optimizer.step()  # without content too: it makes the optimizer's tensors
+    kept_by_optimizer = [t for of in optimizer.state.values() for t in of.values() if isinstance(t, Tensor)]
+    trained = sum(t.numel() * t.element_size() for t in [*parameters, *kept_by_optimizer])
     weights = {p.untyped_storage()._cdata for p in method.parameters()}
     kept: dict[int, int] = {}
 

@@ -4,6 +4,7 @@ It finds the other processes by torchrun's environment and saves what it compute
 """
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from momentum2.config import (
 )
 from momentum2.evaluate.online import online_knn
 from momentum2.methods import DINO, MoCo
+from momentum2.methods.byol import contrast as repulsion
 from momentum2.methods.simclr import nt_xent
 from momentum2.norms import momentum_norms
 from momentum2.optim import build_optimizer
@@ -41,11 +43,11 @@ def part(x: Tensor) -> Tensor:
     return x.chunk(distributed.world_size())[distributed.rank()]
 
 
-def contrast() -> dict[str, Tensor]:
-    """NT-Xent of a linear map of both views; its gradient as the mean over the processes."""
+def contrast(repulsion: Callable[..., Tensor] | None = None) -> dict[str, Tensor]:
+    """NT-Xent and repulsion of a linear map of both views; the gradient as the mean over the processes."""
     weight = nn.Parameter(data((6, 5), 0))
     z1, z2 = (F.normalize(part(data((8, 6), seed)) @ weight, dim=1) for seed in (1, 2))
-    loss = nt_xent(z1, z2, 0.5)
+    loss = nt_xent(z1, z2, 0.5) if repulsion is None else repulsion(z1, part(data((8, 5), 3)), [z1, z2], 0.5)
     loss.backward()
     mean = [loss.detach().clone(), weight.grad]
     distributed.all_reduce_mean_(mean)
@@ -149,7 +151,12 @@ def knn(network: Encoder) -> dict[str, Any]:
 def main() -> None:
     distributed.setup(torch.device("cpu"))
     rank, network = distributed.rank(), encoder()
-    results = {"contrast": contrast(), "queue": queue(), "knn": knn(network)}
+    results = {
+        "contrast": contrast(),
+        "repulsion": contrast(repulsion),
+        "queue": queue(),
+        "knn": knn(network),
+    }
     results["centers"] = {count: center(count) for count in (1, MICRO_BATCHES)}
     results["dino"] = steps_of_dino()
     distributed.teardown()

@@ -32,6 +32,25 @@ def test_contrast_is_over_the_images_of_all_processes(results):
         torch.testing.assert_close(result["contrast"]["gradient"].double(), weight.grad, rtol=1e-4, atol=1e-6)
 
 
+def test_repulsion_is_from_the_images_of_all_processes(results):
+    weight = data((6, 5), 0).double().requires_grad_()
+    own = [data((8, 6), seed).double() @ weight for seed in (1, 2)]
+    z, *own = (x / x.norm(dim=1, keepdim=True) for x in (data((8, 5), 3).double(), *own))
+    terms = []
+    for i in range(8):
+        near = [own[0][i] @ z[j] / 0.5 for j in range(8)]
+        away = [own[0][i] @ x[j] / 0.5 for x in own for j in range(8) if j != i]
+        terms.append(torch.stack([*near, *away]).logsumexp(0) - near[i])
+    loss = torch.stack(terms).mean()
+    loss.backward()
+    assert results[0]["repulsion"]["own_loss"] != results[1]["repulsion"]["own_loss"]
+    for result in results:
+        torch.testing.assert_close(result["repulsion"]["loss"].double(), loss.detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            result["repulsion"]["gradient"].double(), weight.grad, rtol=1e-4, atol=1e-6
+        )
+
+
 def test_the_queue_takes_the_keys_in_the_order_of_the_global_batch(results):
     """3 steps of 8 keys go round a queue of 10 twice; the processes had 2 micro-batches of 2 each."""
     first, second = (r["queue"] for r in results)

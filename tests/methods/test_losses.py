@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from momentum2.methods.byol import distance
+from momentum2.methods.byol import contrast, distance
 from momentum2.methods.moco import info_nce
 from momentum2.methods.simclr import nt_xent
 from momentum2.methods.simsiam import D
@@ -53,12 +53,29 @@ def test_nt_xent_runs_over_all_pairs_but_itself():
     assert np.isclose(nt_xent(torch.tensor(z1), torch.tensor(z2), t).item(), np.mean(terms), atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["info_nce", "nt_xent"])
+def test_repulsion_is_the_log_share_of_the_teachers_output():
+    """Among the teacher's outputs of the batch and the student's outputs of other images, in both views."""
+    rng, t = np.random.default_rng(6), 0.3
+    raw = [rng.normal(size=(5, 8)) * scale for scale in (1, 2, 3)]
+    q, other, z = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in raw)
+    terms = []
+    for i in range(5):
+        share = sum(np.exp(q[i] @ z[j] / t) for j in range(5))
+        share += sum(np.exp(q[i] @ own[j] / t) for own in (q, other) for j in range(5) if j != i)
+        terms.append(-np.log(np.exp(q[i] @ z[i] / t) / share))
+    student = [torch.tensor(x) for x in raw[:2]]
+    result = contrast(student[0], torch.tensor(raw[2]), student, t)
+    assert np.isclose(result.item(), np.mean(terms), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["info_nce", "nt_xent", "repulsion"])
 def test_similarities_are_not_rounded_to_bf16(name: str):
     """Autocast, which is on for the network, would compute them with three digits."""
     a, b, queue = (torch.from_numpy(unit(8, 16, seed=seed)).float() for seed in range(3))
 
     def loss() -> torch.Tensor:
+        if name == "repulsion":
+            return contrast(a, b, [a, queue], 0.1)
         return info_nce(a, b, queue, 0.1) if name == "info_nce" else nt_xent(a, b, 0.1)
 
     exact = loss()
