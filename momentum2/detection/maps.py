@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from momentum2.backbones.fit import in_words
 from momentum2.errors import UserError
 
 _SIDE = 128  # of the image that is used to find channels and strides
@@ -142,14 +143,15 @@ def maps_of(encoder: nn.Module) -> Maps:
     if not isinstance(info, list) and all(hasattr(encoder, f"layer{i}") for i in (1, 2, 3, 4)):
         return ResNetMaps(encoder)
     strides = sorted({stage["reduction"] for stage in info}) if isinstance(info, list) else []
-    if len(strides) == 1 and strides[0] >= 4 and hasattr(encoder, "forward_intermediates"):
-        maps: Maps = PlainMaps(encoder)
-    elif len([stride for stride in strides if stride >= 4]) >= 3:
-        maps = StageMaps(encoder)
-    else:
+    plain = len(strides) == 1 and strides[0] >= 4 and hasattr(encoder, "forward_intermediates")
+    if not plain and len([stride for stride in strides if stride >= 4]) < 3:
         raise UserError(
             f"{name} has no maps of several strides for a detector. Choose a run of another backbone."
         )
+    try:
+        maps = PlainMaps(encoder) if plain else StageMaps(encoder)
+    except (AssertionError, RuntimeError) as error:  # of images that are not of its size
+        raise UserError(f"{name} does not take images of every size ({in_words(error)}).") from None
     ratios = {b / a for a, b in itertools.pairwise(maps.strides)}
     if ratios != {2.0} or maps.strides[0] & (maps.strides[0] - 1):
         told = ", ".join(map(str, maps.strides))

@@ -277,8 +277,8 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=r"timm/test_vit.r160_in1k cannot be fetched from huggingface.co \("):
         published.fetch("timm/test_vit")
-    with pytest.raises(SettingError, match="nobody has published weights of timm/vit_dlittle"):
-        published.fetch("timm/vit_dlittle_patch16_reg1_gap_256")
+    with pytest.raises(SettingError, match="nobody has published weights of timm/coatnet_0_224"):
+        published.fetch("timm/coatnet_0_224")
 
 
 def test_adapting_that_lowers_knn_is_an_alarm() -> None:
