@@ -15,7 +15,7 @@ from torch import nn
 
 from momentum2 import distributed
 from momentum2.backbones import Facts
-from momentum2.config import OWN, Config, DataConfig, Network, ObjectsConfig
+from momentum2.config import OWN, Config, DataConfig, Network, ObjectsConfig, Resume
 from momentum2.data import Dataset, open_dataset
 from momentum2.data.opening import find_data, typical_size
 from momentum2.data.sequence import as_dataset
@@ -29,7 +29,7 @@ from momentum2.evaluate.subject import Subject, SubjectOptions, data_of, open_su
 from momentum2.files import write_whole
 from momentum2.methods import Method
 from momentum2.runs import objects
-from momentum2.runs.directory import Resume, open_run
+from momentum2.runs.directory import open_run
 from momentum2.runs.encoder import EncoderCard, inspect, load_encoder, save_encoder
 from momentum2.runs.handle import Run
 from momentum2.runs.names import ENCODER, PLAN, START
@@ -124,11 +124,11 @@ def pretrain(
             _check_images(images, before, kind, place)
             resolved = resolve(config, len(images), distributed.world_size(), method)
             start = starting_weights(config, before)
-            _say_plan(describe(config, resolved, facts, start.record), place)
             built = build_method(config, resolved, len(images.class_names or ()), encoder, start.file)
             if start.file is not None and distributed.is_main():
                 _save(place / START, built, config, 0, start.record)
             built.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+            _say_plan(describe(config, resolved, facts, start.record), place)
             score = online_knn(config)
             job = make_job(config, resolved, built, images, place, device, score, start.record)
             finished = fit(job, run)
@@ -202,9 +202,10 @@ def _check_images(images: Dataset, before: Mapping[str, Any], kind: type[Method]
 
 def _say_plan(lines: list[tuple[str, str]], out: Path) -> None:
     if distributed.is_main():
-        text = "\n".join(f"{name:<12}{value}" for name, value in lines)
-        write_whole(out / PLAN, f"{text}\n".encode())
-        log.info(text)
+        told = [f"{name:<12}{value}" for name, value in lines]
+        write_whole(out / PLAN, "".join(f"{line}\n" for line in told).encode())
+        for line in told:
+            log.info(line)
 
 
 def evaluate_knn(

@@ -71,6 +71,21 @@ class ProcessLost(Exception):
     """Another process of the run has died. The command line prints the message and exits with code 1."""
 
 
+def shown(text: object, most: int = 200) -> str:
+    """Text from elsewhere, such as a file's name, as a person may be shown it: on one line, no control characters.
+
+    A terminal obeys what it prints; a name with a newline would be a line that we seem to have said.
+    """
+    whole = str(text)
+    if len(whole) > most:
+        whole = f"{whole[: most // 2]}...{whole[-(most // 2) :]}"
+    if whole.isprintable():
+        return whole
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in whole
+    )
+
+
 def hint(word: str, known: Iterable[str]) -> str:
     """What a person may have meant by a word that is not known: `Did you mean plan?`, or all that are."""
     names = list(known)

@@ -1,27 +1,104 @@
-"""Files and folders that are written whole or not at all.
+"""Files and folders that are written whole or not at all, and read within bounds.
 
 They are written under a name of their own beside the place where they go, flushed to the disk and then renamed: a kill,
 a crash or a full disk at any moment leaves what was there before. The name cannot be guessed and must be new, so that
-nobody's link or file is written through.
+nobody's link or file is written through. What is only appended to is opened so that a link is refused.
+
+What is read is a regular file of a limited size: a pipe, a device or a huge file that somebody put in the place of a
+small one is an `OSError` at once.
 """
 
+import errno
+import fcntl
+import json
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 #: How the names of unfinished files and folders begin.
 UNFINISHED = ".tmp-"
+#: Bytes of the largest file of text or JSON that is read, unless the caller knows better.
+LARGEST = 2**30
+
+
+def read(path: Path, limit: int = LARGEST) -> bytes:
+    """The content of a regular file of at most `limit` bytes; an `OSError` for anything else, at once."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        _check_regular(descriptor, path)
+        size = os.fstat(descriptor).st_size
+        if size > limit:
+            raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes", str(path))
+        return file.read(size)
+
+
+def read_text(path: Path, limit: int = LARGEST) -> str:
+    """The same as text; bytes that are not UTF-8 are replaced."""
+    return read(path, limit).decode(errors="replace")
+
+
+def read_json(path: Path, limit: int = LARGEST) -> Any:
+    """What a JSON file holds; a `ValueError` if it is not JSON."""
+    return parse_json(read(path, limit))
+
+
+def parse_json(data: bytes | str) -> Any:
+    """What a JSON text holds; a `ValueError` if it is none, however deep it is."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("the JSON is too deep") from None
+
+
+def append(path: Path) -> TextIO:
+    """Open a file to append text to, which can be read too; an `OSError` if it is a link or not a regular file."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink():
+            raise OSError(errno.ELOOP, "it is a link", str(path)) from None
+        raise
+    try:
+        _check_regular(descriptor, path)
+        return open(descriptor, "a+", encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock that other processes on this machine respect; it is free again when its holder is gone."""
+    with append(path) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _check_regular(descriptor: int, path: Path) -> None:
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file."""
     with whole_file(path) as file:
         file.write(data)
+
+
+def write_new(path: Path, data: bytes | str) -> None:
+    """Write a file that must not be there, such as one in a `whole_folder`."""
+    with path.open("xb") as file:
+        file.write(data.encode() if isinstance(data, str) else data)
 
 
 @contextmanager

@@ -86,9 +86,7 @@ def _of_encoder(place: str, encoder: nn.Module, config: OptimConfig) -> tuple[di
             raise SettingError(
                 "optim.layer_decay", "is for networks of timm, which say what their layers are. Leave it out."
             )
-        for group in timm_networks.timm().optim.param_groups_layer_decay(
-            encoder, layer_decay=config.layer_decay
-        ):
+        for group in timm_networks.layer_groups(encoder, config.layer_decay):
             scales |= {full[id(p)]: config.encoder_lr * group["lr_scale"] for p in group["params"]}
     return scales, undecayed
 

@@ -30,6 +30,7 @@ import yaml
 
 from momentum2.config import Config, Limits
 from momentum2.errors import SettingError, UnknownSetting, UserError
+from momentum2.files import read
 from momentum2.spelling import translate
 
 if TYPE_CHECKING:
@@ -131,12 +132,9 @@ def read_settings(path: Path) -> dict[str, object]:
     nothing to recurse into, whatever the file says.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(LARGEST_FILE + 1)
+        data = read(path, LARGEST_FILE)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
-    if len(data) > LARGEST_FILE:
-        raise UserError(f"{path} is too large for a settings file (more than {LARGEST_FILE:,} bytes).")
     try:
         return _from_events(yaml.parse(data.decode("utf-8-sig"), Loader=yaml.SafeLoader))
     except UnicodeDecodeError:

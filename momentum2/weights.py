@@ -1,22 +1,28 @@
 """State dicts in files, ours and those of others: read safely, recognized, and loaded strictly by name."""
 
+import errno
+import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from momentum2.config import Stem
 from momentum2.errors import UserError
 
+SHA256 = "sha256"  # key of the metadata of our own files: of what `checksum` is
 #: Where training scripts keep the state dict inside the object that they save.
 _NESTS = ("state_dict", "model", "model_state_dict")
 #: What wrappers and training scripts put before a network's names.
-_WRAPPERS = re.compile(r"((?:(?:module|_orig_mod|model|backbone|encoder|encoder_q|base_encoder)\.)*)(.*)")
+_WRAPPERS = re.compile(
+    r"((?:(?:module|_orig_mod|model|backbone|encoder|encoder_q|base_encoder)\.)*)(.*)", re.DOTALL
+)
 #: What torchvision's networks have and an encoder does not: classifiers, also those of Inception's training.
 _LEFT_OUT = ("fc.", "classifier.", "aux1.", "aux2.", "AuxLogits.")
 
@@ -58,21 +64,44 @@ def read_state(path: Path) -> dict[str, Tensor]:
     """The state dict in a file of safetensors or of `torch.save`, which is read without running any code."""
     if not path.is_file():
         raise UserError(f"There is no weights file {path}.")
+    expected = None
     try:
-        content = (
-            safetensors.torch.load_file(path)
-            if path.suffix == ".safetensors"
-            else torch.load(path, map_location="cpu", weights_only=True)
-        )
+        if path.suffix == ".safetensors":
+            content: Any = safetensors.torch.load_file(path)
+            expected = read_metadata(path).get(SHA256)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # there is no end to what torch.load raises for corrupt files
         raise UserError(
             f"{path} is not a readable state dict of tensors (.safetensors, or .pth from torch.save)."
         ) from error
-    while isinstance(content, dict) and (nest := next((n for n in _NESTS if n in content), None)):
-        content = content[nest]
-    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
+    for _ in _NESTS:  # an object may hold itself
+        nest = next((n for n in _NESTS if n in content), None) if isinstance(content, dict) else None
+        content = content if nest is None else content[nest]
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
+    ):
         raise UserError(f"{path} has no state dict. Save the network's state_dict() itself.")
+    if expected is not None and checksum(content) != expected:
+        raise UserError(f"{path} is corrupt: its tensors are not those that were written. Copy it again.")
     return content
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file; an `OSError` or `SafetensorError` if it is none."""
+    if not path.is_file():  # a pipe would be waited for
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    with safe_open(path, "pt") as file:
+        return dict(file.metadata() or {})
+
+
+def checksum(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, types, shapes and contents; safetensors itself does not notice a flipped bit."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(state.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

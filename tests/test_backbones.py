@@ -236,7 +236,6 @@ def test_a_network_is_built_for_the_size(
     ("name", "sizes", "setting", "close"),
     [
         ("timm/efficientformer_l1", (64,), "data.image_size", 224),
-        ("timm/efficientformer_l1", (224, 96), "views.small_size", 224),
     ],
 )
 def test_a_size_that_a_network_cannot_take(

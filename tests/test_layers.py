@@ -16,10 +16,10 @@ GROUND = [
     "errors",
     "seeds",
     "schedules",
+    "files",
     "config",
     "spelling",
     "settings",
-    "files",
     "machine",
     "terminal",
     "_torchvision",
@@ -116,6 +116,26 @@ def test_files_are_renamed_in_one_place():
                 assert not (
                     node.attr == "replace" and getattr(node.value, "id", "") in ("path", "temporary")
                 ), where
+
+
+#: Inside a folder that is whole or not there, whose name nobody can guess.
+_IN_A_NEW_FOLDER = {"data/packing.py"}
+
+
+def test_files_are_written_in_one_place():
+    for room, path in modules():
+        place = path.relative_to(PACKAGE).as_posix()
+        if room == "files" or place in _IN_A_NEW_FOLDER:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            assert name not in ("write_text", "write_bytes"), f"{place}:{node.lineno}"
+            words = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+            words += [k.value.value for k in node.keywords if isinstance(k.value, ast.Constant)]
+            modes = {w for w in words if isinstance(w, str) and re.fullmatch(r"[wax][bt+]{0,2}", w)}
+            assert not (name == "open" and modes), f"{place}:{node.lineno}"
 
 
 def test_no_module_has_the_name_of_another():

@@ -308,8 +308,11 @@ def _usual_size(network: nn.Module) -> int | None:
 
 def _for_size(architecture: Architecture, sizes: tuple[int, ...]) -> Facts | None:
     """The same network built for the first of the sizes, if that is what it takes; on the default device."""
-    for more in fit.tries(sizes[0], len(sizes) > 1):
-        texts = (*architecture.options, *(f"{name}={str(value).lower()}" for name, value in more.items()))
+    size = f"{'img_size' if architecture.backbone.startswith(TIMM) else 'image_size'}={sizes[0]}"
+    for more in ((size,), (size, "dynamic_img_size=true"))[
+        : len(sizes)
+    ]:  # the latter for crops of another size
+        texts = (*architecture.options, *more)
         told = architecture._replace(options=texts)
         try:
             network = _create(told)
@@ -323,11 +326,10 @@ def _refusal(
     architecture: Architecture, sizes: tuple[int, ...], network: nn.Module, size: int, why: str
 ) -> SettingError:
     def takes(side: int) -> bool:
-        wanted = tuple(side if s == size else s for s in sizes)
         try:
-            fit.measure(network, wanted, architecture.channels)
+            fit.measure(network, (side,), architecture.channels)
         except (UserError, fit.Unfit):
-            return _for_size(architecture, wanted) is not None
+            return size == sizes[0] and _for_size(architecture, (side,)) is not None
         return True
 
     setting = "data.image_size" if size == sizes[0] else "views.small_size"

@@ -1,7 +1,7 @@
 """Whether a network takes images of a size: tried on the meta device, where shapes are computed and no pixel is."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -73,11 +73,3 @@ def in_words(error: Exception) -> str:
 
 def parameters_of(network: nn.Module) -> int:
     return sum(p.numel() for p in network.parameters())
-
-
-def tries(size: int, small: bool) -> Iterator[dict[str, int | bool]]:
-    """What a network may be told about the size, where it does not take it as it is built; the first that works."""
-    for name in ("img_size", "image_size"):  # timm's word and torchvision's
-        yield {name: size}
-        if small:
-            yield {name: size, "dynamic_img_size": True}

@@ -42,6 +42,14 @@ def names() -> list[str]:
     return list(timm().list_models())
 
 
+def layer_groups(network: nn.Module, decay: float) -> list[dict[str, Any]]:
+    """Its groups of `params` with their `lr_scale`: 1 for the last layer, `decay` times as much for each before."""
+    timm()
+    from timm.optim import param_groups_layer_decay
+
+    return list(param_groups_layer_decay(network, layer_decay=decay))
+
+
 @functools.cache
 def tagged_names() -> frozenset[str]:
     """The names of published weights, ARCHITECTURE.TAG."""

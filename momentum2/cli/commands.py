@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from momentum2.cli.options import ConfigFile, Options, Positional, Words
 from momentum2.config import Config, Count, Limits, Network, Resume
-from momentum2.errors import UserError
+from momentum2.errors import UserError, shown
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -117,7 +117,8 @@ def plan(words: Words) -> int:
 
     keep_large_blocks()
     lines = api.plan(config, images=options.images, processes=options.processes, probe=options.probe)
-    print("\n".join(f"{name:<12}{value}" for name, value in lines))
+    for name, value in lines:
+        _say(f"{name:<12}{value}")
     return 0
 
 
@@ -166,7 +167,7 @@ def views(words: Words) -> int:
 
     source, options = words.one(), words.read(ViewsOptions())
     with words.naming_files():
-        print(f"Wrote {api.views(source, options.out, count=options.count, overrides=words.settings)}")
+        _say(f"Wrote {api.views(source, options.out, count=options.count, overrides=words.settings)}")
     return 0
 
 
@@ -360,7 +361,8 @@ def export(words: Words) -> int:
     lines = api.export_encoder(
         source, o.format, out, network=o.network, recalibrate=o.recalibrate, license=o.license
     )
-    print(f"Wrote {out}. To load it:\n\n{lines}")
+    _say(f"Wrote {out}. To load it:")
+    print(f"\n{lines}")
     return 0
 
 
@@ -386,9 +388,8 @@ def report(words: Words) -> int:
     from momentum2 import api
     from momentum2.report.learned import ReportOptions
 
-    print(
-        f"Wrote {api.write_report(words.some(), words.read(PageOptions()).out, words.read(ReportOptions()))}"
-    )
+    path = api.write_report(words.some(), words.read(PageOptions()).out, words.read(ReportOptions()))
+    _say(f"Wrote {path}")
     return 0
 
 
@@ -426,14 +427,16 @@ def reproduce(words: Words) -> int:
     options = words.read(ReproduceOptions())
     work = find_work(words.one(), options)
     if options.dry_run:
-        print("\n".join(commands(work)))
+        for line in commands(work):
+            _say(line)
         return 0
     try:
         text = reproduce(work, jobs_of(options))
     except Stopped:
         write_table(work)
         return _stopped()
-    print(f"\n{text}\nWritten to {work.out / work.table.stem}.md, .json and .png.")
+    print(f"\n{text}")
+    _say(f"Written to {work.out / work.table.stem}.md, .json and .png.")
     return 0
 
 
@@ -453,9 +456,9 @@ def _stopped() -> int:
 
 
 def _say(text: str) -> None:
-    """Print once, from however many processes."""
+    """Print a line, from however many processes once."""
     if _is_first():
-        print(text)
+        print(shown(text, 2_000))
 
 
 def _is_first() -> bool:

@@ -2,18 +2,22 @@
 
 import argparse
 import errno
+import io
 import logging
 import os
 import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 from momentum2 import __version__
 from momentum2.cli.commands import COMMANDS
 from momentum2.cli.options import Words, plain
-from momentum2.errors import ProcessLost, SaidElsewhere, SettingError, UserError, hint
+from momentum2.errors import ProcessLost, SaidElsewhere, SettingError, UserError, hint, shown
 from momentum2.terminal import show
+
+_LONGEST = 2_000  # characters of a line, such as one that quotes what somebody wrote
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,11 +35,15 @@ class _Said(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         warning = record.levelno >= logging.WARNING
-        print(record.getMessage(), file=sys.stderr if warning else sys.stdout, flush=True)
+        print(shown(record.getMessage(), _LONGEST), file=sys.stderr if warning else sys.stdout, flush=True)
 
 
 def _listen() -> None:
-    """Have everything said on the terminal, once."""
+    """Have everything said on the terminal, once; letters that it does not have are escaped."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            with suppress(OSError):  # of a stream that is a pipe and was opened to be read too
+                stream.reconfigure(errors="backslashreplace")
     log = logging.getLogger("momentum2")
     if not any(isinstance(handler, _Said) for handler in log.handlers):
         log.addHandler(_Said())
@@ -68,16 +76,13 @@ def _run(arguments: list[str]) -> int:
             options.fill(parser, COMMANDS[name].defaults(words))
             parser.print_help()
             return 0
-        if os.environ.get("RANK", "0") == "0":
-            for sentence in words.old:
-                _say(sentence, 0)
+        for sentence in words.old:
+            _say(sentence, 0)
         return COMMANDS[name].run(words)
     except SaidElsewhere:
         return 2
-    except SettingError as error:
-        return _say(error.told("--"), 2)
     except UserError as error:
-        return _say(str(error), 2)
+        return _say(error.told("--") if isinstance(error, SettingError) else str(error), 2)
     except ProcessLost as error:  # nobody's mistake: torchrun may restart us
         return _say(str(error), 1)
     except KeyboardInterrupt:  # while there was nothing to save yet
@@ -86,14 +91,38 @@ def _run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return _say("The disk is full. Free some space and run the same command again to resume.", 2)
-        return _say(_unforeseen(error, words), 1)
+        cause = _of_the_machine(error)
+        return _say(cause, 2) if cause else _say(_unforeseen(error, words), 1)
 
 
 def _say(sentence: str, code: int) -> int:
-    print(f"momentum2: {sentence}", file=sys.stderr)
+    if "RANK" not in os.environ or _is_first_to_say(sentence):
+        print(f"momentum2: {shown(sentence, _LONGEST)}", file=sys.stderr)
     return code
+
+
+def _is_first_to_say(sentence: str) -> bool:
+    from momentum2 import distributed
+
+    return distributed.is_first_to_say(sentence)
+
+
+def _of_the_machine(error: Exception) -> str | None:
+    """The sentence for an error that files or memory are the cause of, wherever it came up; None for any other."""
+    if (
+        isinstance(error, MemoryError)
+        or "can't allocate memory" in str(error)
+        or "out of memory" in str(error)
+    ):
+        return "There is not enough memory. Use a smaller batch, image size or network, or fewer workers."
+    if not isinstance(error, OSError) or error.errno is None:
+        return None
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "The disk is full. Free some space and run the same command again to resume."
+    if error.filename is None:
+        return None
+    path = shown(os.fsdecode(error.filename))
+    return f"{path} cannot be used ({error.strerror}). Check the path and its permissions."
 
 
 def _find(arguments: list[str]) -> tuple[str, list[str]]:

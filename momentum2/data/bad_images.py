@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from momentum2.data.dataset import Dataset
+from momentum2.files import append
 
 
 def report_bad(dataset: Dataset, found: Mapping[int, str], path: Path | None) -> None:
@@ -22,14 +23,14 @@ def report_bad(dataset: Dataset, found: Mapping[int, str], path: Path | None) ->
     if listed == len(named):  # the first ones
         name, reason = next(iter(named.items()))
         logging.getLogger("momentum2").warning(
-            "Cannot read %s (%s). Unreadable images are listed in %s.", _one_line(name), reason, path
+            "Cannot read %s (%s). Unreadable images are listed in %s.", name, reason, path
         )
 
 
 def _list(found: Mapping[str, str], path: Path) -> int:
     """Add lines `name<tab>reason` for the names that have none yet; returns the number of lines."""
     path.parent.mkdir(parents=True, exist_ok=True)  # on a machine that does not share the run directory
-    with path.open("a+", encoding="utf-8", errors="surrogateescape") as file:
+    with append(path) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         known = {line.split("\t", 1)[0] for line in file}

@@ -1,13 +1,11 @@
 """Decoded images in one memory-mapped file: when there is one, where it is, and reading it."""
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.images import Array, BadImage, Picture, Pixels
 from momentum2.data.packing import decode, pack
 from momentum2.errors import SettingError
+from momentum2.files import locked
 
 _FORMAT = 1  # part of the key: raise it when other pixels come out of the same files
 _SHARE = 0.25  # of the memory: the largest cache that auto makes
@@ -93,14 +92,6 @@ def packed(dataset: Dataset, kind: str, cache: Cache, directory: str | None) -> 
             f"{base} cannot be written ({error}). Choose another folder, or turn the cache off.",
         ) from error
     return Packed(dataset, folder)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock that other processes on this machine respect; it is free again when its holder is gone."""
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _user_cache() -> Path:

@@ -14,6 +14,7 @@ from momentum2.data.images import Pixels
 from momentum2.data.loader import Loader
 from momentum2.data.opening import open_dataset
 from momentum2.errors import SettingError
+from momentum2.files import whole_file
 
 _TILE = 96  # smaller views are enlarged, pixel by pixel, to about this
 _GAP = 4
@@ -36,11 +37,20 @@ def write_views(config: Config, out_path: Path, count: int = 8) -> None:
         for i, original in enumerate(originals)
     ]
     try:
-        Image.fromarray(_sheet(rows)).save(out_path)
+        write_picture(Image.fromarray(_sheet(rows)), out_path)
     except (OSError, ValueError) as error:
         raise SettingError(
             "out", f"{out_path} cannot be written ({error}). Choose a .png in a folder that exists."
         ) from error
+
+
+def write_picture(picture: Image.Image, path: Path) -> None:
+    """Write a picture whole or not at all; a `ValueError` if its suffix names no format."""
+    kind = Image.registered_extensions().get(path.suffix.lower())
+    if kind is None:
+        raise ValueError(f"unknown file extension: {path.suffix}")
+    with whole_file(path) as file:
+        picture.save(file, kind)
 
 
 def _to_pixels(view: Tensor, spec: ViewSpec) -> Pixels:

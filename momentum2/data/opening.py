@@ -13,12 +13,13 @@ from momentum2.config import DataConfig
 from momentum2.data import shapes
 from momentum2.data.archive import open_archive
 from momentum2.data.binary import open_cifar, open_stl10
-from momentum2.data.cache import locked, packed
+from momentum2.data.cache import packed
 from momentum2.data.dataset import Dataset, FixedSize, Ints, Subset
 from momentum2.data.folders import open_folder, open_imagenet, open_list
 from momentum2.data.images import BadImage, Pixels
 from momentum2.data.sampler import seeded_subset
 from momentum2.errors import SettingError, UserError
+from momentum2.files import locked
 
 #: Number of images of `shapes` in each split.
 SHAPES = {"train": 20_000, "test": 4_000}

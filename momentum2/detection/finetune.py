@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from momentum2 import backbones, distributed
+from momentum2.config import Resume
 from momentum2.detection.batches import Batches
 from momentum2.detection.coco_eval import Style
 from momentum2.detection.data import DetectionData, open_data
@@ -18,7 +19,7 @@ from momentum2.detection.schedule import check, resolve
 from momentum2.detection.scores import Evaluation
 from momentum2.distributed.together import joined
 from momentum2.errors import SettingError, UserError
-from momentum2.runs.directory import Resume, open_run
+from momentum2.runs.directory import open_run
 from momentum2.runs.encoder import load_encoder
 from momentum2.runs.names import DETECTOR
 from momentum2.seeds import derive

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
+from momentum2.data.contact_sheet import write_picture
 from momentum2.data.images import SUFFIXES, BadImage, Encoded
 from momentum2.detection.detector import Detector
 from momentum2.detection.pictures import draw
 from momentum2.detection.predict import to_coco
 from momentum2.detection.saved import DetectorCard
 from momentum2.errors import SettingError, UserError
+from momentum2.files import write_whole
 from momentum2.runs.names import DETECTIONS
 
 log = logging.getLogger("momentum2")
@@ -47,8 +49,8 @@ def detect_in_folder(
         found.append({"file": name, "height": image.shape[1], "width": image.shape[2], "detections": objects})
         picture = out / "pictures" / f"{name}.png"
         picture.parent.mkdir(parents=True, exist_ok=True)
-        draw(image, detections, card.class_names).save(picture)
+        write_picture(draw(image, detections, card.class_names), picture)
     if not found:
         raise UserError(f"None of the {len(files)} images in {folder} can be read.")
-    (out / DETECTIONS).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_whole(out / DETECTIONS, (json.dumps(found, indent=1) + "\n").encode())
     return len(found)

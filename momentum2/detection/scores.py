@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from momentum2 import distributed
+from momentum2.data.contact_sheet import write_picture
 from momentum2.detection.coco_eval import Detection, Kind, Style, evaluate
 from momentum2.detection.data import DetectionData
 from momentum2.detection.detector import Detector
@@ -55,7 +56,8 @@ class Evaluation:
         write_whole(out / RESULTS, (json.dumps(results, indent=1) + "\n").encode())
         write_whole(out / DETECTIONS, json.dumps(self.detections).encode())
         with evaluating(self.detector):
-            grid([self._picture(i) for i in range(len(self.data.image_ids[:_SHOWN]))]).save(out / PREDICTIONS)
+            shown = grid([self._picture(i) for i in range(len(self.data.image_ids[:_SHOWN]))])
+        write_picture(shown, out / PREDICTIONS)
         self._print(out)
 
     def _picture(self, i: int) -> Image.Image:

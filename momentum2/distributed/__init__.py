@@ -4,6 +4,7 @@ Everything here is free in a single process: no collective, no copy. Several pro
 `torchrun`, whose environment `setup` reads.
 """
 
+import hashlib
 import os
 import time
 import uuid
@@ -39,6 +40,23 @@ def is_main() -> bool:
     return rank() == 0
 
 
+_store: Store | None = None  # of the processes that `setup` joined
+
+
+def is_first_to_say(sentence: str) -> bool:
+    """Whether no other process has said the sentence yet: a mistake that all of them find is told once.
+
+    There is no collective in it, because the others may not have found it. Before the processes have joined, the
+    first one of each machine speaks.
+    """
+    if _store is None:
+        return os.environ.get("LOCAL_RANK", "0") == "0"
+    try:
+        return bool(_store.add(f"said/{hashlib.sha256(sentence.encode()).hexdigest()}", 1) == 1)
+    except RuntimeError:  # whoever kept the store has gone
+        return True
+
+
 def setup(device: torch.device) -> None:
     """Join the processes that torchrun started: nccl on CUDA, gloo elsewhere. Nothing in a single process.
 
@@ -46,7 +64,9 @@ def setup(device: torch.device) -> None:
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
+    global _store
     store, rank, world = _fresh_store()
+    _store = store
     if device.type != "cuda":
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         return

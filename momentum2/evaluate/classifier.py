@@ -17,6 +17,7 @@ from momentum2.config import (
     ModelConfig,
     MonitorConfig,
     OptimConfig,
+    Resume,
     TrainConfig,
     ViewsConfig,
 )
@@ -24,7 +25,7 @@ from momentum2.data import Dataset
 from momentum2.evaluate.subject import Subject
 from momentum2.methods import Supervised
 from momentum2.norms import convert_norms
-from momentum2.runs.directory import Resume, open_run
+from momentum2.runs.directory import open_run
 from momentum2.runs.results import RANDOM
 from momentum2.seeds import derive
 from momentum2.training.build import make_job

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from momentum2 import distributed
-from momentum2.config import Count, NotNegative
+from momentum2.config import Count, NotNegative, Resume
 from momentum2.evaluate.accuracy import measure, top1_top5
 from momentum2.evaluate.by_features import judge, judge_floors
 from momentum2.evaluate.classifier import classifier_config, run_directory, train_classifier
@@ -18,7 +18,6 @@ from momentum2.evaluate.logistic import probe
 from momentum2.evaluate.protocols import PROTOCOLS, ProtocolName, default_lr, result_name
 from momentum2.evaluate.subject import Subject
 from momentum2.methods import Supervised
-from momentum2.runs.directory import Resume
 from momentum2.runs.metrics import read_metrics
 from momentum2.runs.names import METRICS
 from momentum2.runs.results import Result, Settings

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from momentum2.config import Count, NotNegative, OptimConfig
+from momentum2.config import Count, NotNegative, OptimConfig, Resume
 from momentum2.data.dataset import Subset
 from momentum2.errors import SettingError, UserError
 from momentum2.evaluate.accuracy import measure
@@ -12,7 +12,6 @@ from momentum2.evaluate.features import shuffled_views
 from momentum2.evaluate.subject import Subject
 from momentum2.evaluate.subsets import listed, stratified
 from momentum2.norms.recalibrate import recalibrate
-from momentum2.runs.directory import Resume
 from momentum2.runs.results import PIXELS, Result, Settings
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from momentum2.errors import SettingError
+from momentum2.files import read
 from momentum2.seeds import derive
 
 Ints = NDArray[np.int64]
@@ -30,7 +31,7 @@ def listed(names: Sequence[str], path: Path) -> Ints:
     SimCLR's lists of 1% and 10% of ImageNet, lines such as `n01440764_10074.JPEG`, are of this kind.
     """
     try:
-        wanted = dict.fromkeys(line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+        wanted = dict.fromkeys(line.strip() for line in read(path).decode().splitlines())
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError("list", f"{path} cannot be read ({error}).") from None
     wanted.pop("", None)

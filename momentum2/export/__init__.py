@@ -13,7 +13,7 @@ from momentum2.errors import SettingError, called, hint
 from momentum2.export import detectron2, onnx, timm, torchvision
 from momentum2.export.model_card import model_card
 from momentum2.export.target import Target
-from momentum2.files import whole_folder
+from momentum2.files import whole_folder, write_new
 from momentum2.norms.recalibrate import recalibrate as recalibrate_norms
 from momentum2.runs.encoder import EncoderCard, load_encoder
 
@@ -67,7 +67,7 @@ def export(
         with whole_folder(out) as folder:
             target.write(loaded, folder)
             name = "README.md" if target.loaded_by_timm else "MODEL_CARD.md"  # the Hub shows the former
-            (folder / name).write_text(card, encoding="utf-8")
+            write_new(folder / name, card)
     except OSError as error:
         raise SettingError(
             "out", f"{out} cannot be written ({error.strerror}). Choose another folder."

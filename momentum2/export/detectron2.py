@@ -11,6 +11,7 @@ from torch import Tensor
 
 from momentum2.backbones import TORCHVISION
 from momentum2.export.target import Target, require_resnet, require_usual
+from momentum2.files import write_new
 from momentum2.runs.encoder import EncoderCard, LoadedEncoder
 from momentum2.weights import RESNETS
 
@@ -62,8 +63,8 @@ def write(loaded: LoadedEncoder, folder: Path) -> None:
     require_usual(card, "detectron2", any_width=RESNETS[card.backbone.removeprefix(TORCHVISION)].bottleneck)
     arrays = {name: tensor.numpy() for name, tensor in renamed(loaded.encoder.state_dict()).items()}
     content = {"model": arrays, "__author__": "momentum2", "matching_heuristics": True}
-    (folder / "model.pkl").write_bytes(pickle.dumps(content))
-    (folder / "detectron2.yaml").write_text(yaml.safe_dump(settings(card), sort_keys=False), encoding="utf-8")
+    write_new(folder / "model.pkl", pickle.dumps(content))
+    write_new(folder / "detectron2.yaml", yaml.safe_dump(settings(card), sort_keys=False))
 
 
 def lines(loaded: LoadedEncoder, folder: Path) -> str:

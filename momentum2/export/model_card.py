@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from momentum2.backbones import TIMM
+from momentum2.files import read_text
 from momentum2.runs.encoder import EncoderCard
 from momentum2.runs.metrics import read_metrics
 from momentum2.runs.names import CONFIG, METRICS, PLAN, RESULTS
@@ -55,7 +56,7 @@ def _facts(card: EncoderCard, run: Path | None, license: str, recalibrated: str 
         f"{card.network} of {card.method} after {card.step:,} steps" if card.step is not None else "unknown"
     )
     plan = run / PLAN if run else None
-    planned = plan.read_text(encoding="utf-8").splitlines() if plan and plan.is_file() else []
+    planned = read_text(plan).splitlines() if plan and plan.is_file() else []
     data = next((line.split(maxsplit=1)[1] for line in planned if line.startswith("data ")), None)
     side = round(card.image_size / card.crop)
     colors = "RGB" if card.channels == 3 else f"{card.channels} channels"

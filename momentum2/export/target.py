@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from momentum2.backbones import TORCHVISION
 from momentum2.errors import UserError
+from momentum2.files import write_new
 from momentum2.runs.encoder import EncoderCard, LoadedEncoder
 from momentum2.weights import RESNETS
 
@@ -37,7 +38,7 @@ def preprocessing(card: EncoderCard) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_new(path, json.dumps(content, indent=2) + "\n")
 
 
 def write_preprocessing(folder: Path, card: EncoderCard) -> None:

@@ -12,10 +12,12 @@ import torch
 from momentum2 import __version__
 from momentum2.data.contact_sheet import write_views
 from momentum2.data.dataset import Ints
+from momentum2.files import read_text
 from momentum2.report.html import data_uri, escape, number, table
 from momentum2.report.learned import Learned, confusion
 from momentum2.runs.handle import Snapshot
 from momentum2.runs.names import CONFIG
+from momentum2.settings import LARGEST_FILE
 
 _MOST = 20  # classes up to which the whole matrix is shown
 _PAIRS = 10
@@ -82,7 +84,7 @@ def settings_part(run: Snapshot) -> str:
         f"momentum2 evaluate knn {quote(str(run.directory))}\n"
         f"momentum2 report {quote(str(run.directory))}"
     )
-    text = config.read_text(encoding="utf-8", errors="replace")
+    text = read_text(config, LARGEST_FILE)
     parts = [f"<h4>Run it again</h4><pre>{escape(commands)}</pre>"]
     if run.plan:
         parts.append(f"<h4>What it resolves to</h4><pre>{escape(run.plan)}</pre>")

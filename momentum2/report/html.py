@@ -7,10 +7,13 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from momentum2.errors import shown
+
 
 def escape(text: object) -> str:
-    """Text as HTML shows it, in and between tags."""
-    return html.escape(str(text), quote=True)
+    """Text as HTML shows it, in and between tags; control characters are spelled out."""
+    lines = str(text).split("\n")
+    return html.escape("\n".join(shown(line, len(line)) for line in lines), quote=True)
 
 
 def script_json(value: Any) -> str:

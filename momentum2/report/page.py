@@ -40,6 +40,8 @@ def write_report(runs: Sequence[Path], out: Path | None = None, options: ReportO
     if not opened:
         raise UserError("No run given. Pass a run directory.")
     first = opened[0].directory
+    if out is not None and not out.name:
+        raise SettingError("out", f"{str(out)!r} is not a file. Choose one, such as report.html.")
     path = out or (first / REPORT if len(opened) == 1 else first.resolve().parent / REPORT)
     page = _report(opened, options)
     try:

@@ -1,6 +1,5 @@
 """The results of a table's runs: read from their directories, written as JSON, Markdown and a plot."""
 
-import json
 import platform
 import re
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from momentum2 import __version__
+from momentum2.files import read_json
 from momentum2.reproduce.rows import Row, Table, duration
 from momentum2.runs.metrics import read_metrics
 from momentum2.runs.names import METRICS, RESULTS
@@ -54,7 +54,7 @@ def read_outcome(row: Row, out: Path, seed: int) -> Outcome | None:
 def _detector(path: Path) -> Outcome | None:
     if not path.exists():
         return None
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = read_json(path)
     numbers = {
         f"{name} {score}": 100 * float(found[kind][score])
         for kind, name in (("bbox", "box"), ("segm", "mask"))

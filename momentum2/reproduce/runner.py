@@ -20,7 +20,7 @@ from statistics import fmean
 from types import FrameType
 
 from momentum2.errors import SettingError, UserError
-from momentum2.files import write_whole
+from momentum2.files import append, read, read_json, write_whole
 from momentum2.recipes import find
 from momentum2.reproduce.outcome import collect, markdown, plot, read_outcome
 from momentum2.reproduce.rows import Pretraining, Row, Table
@@ -146,12 +146,11 @@ def write_table(work: Work) -> str:
     seconds = _read_seconds(work) if work.processes else None
     found = collect(work.table, work.out, seconds, texts)
     text, stem = markdown(found), work.out / work.table.stem
-    stem.with_suffix(".json").write_text(
-        json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    content = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    write_whole(stem.with_suffix(".json"), content.encode())
     if any(row["seeds"] for row in found["rows"]) and not plot(found, stem.with_suffix(".png")):
         text += "\nFor a plot: pip install 'momentum2[reproduce]'.\n"
-    stem.with_suffix(".md").write_text(text, encoding="utf-8")
+    write_whole(stem.with_suffix(".md"), text.encode())
     return text
 
 
@@ -164,7 +163,7 @@ class _Children:
     def run(self, words: list[str], log: Path) -> int:
         """Run a command to its end with its output in `log`; returns its exit code."""
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as file:
+        with append(log) as file:
             with self.lock:
                 if self.is_stopped():
                     raise Stopped
@@ -262,7 +261,7 @@ def _command(work: Work, words: list[str], nodes: int, log: Path, children: _Chi
     if code == os.EX_TEMPFAIL or (code and children.is_stopped()):
         raise Stopped
     if code:
-        lines = log.read_bytes()[before:].decode(errors="replace").splitlines()
+        lines = read(log)[before:].decode(errors="replace").splitlines()
         said = [line.removeprefix("momentum2: ") for line in lines if line.startswith("momentum2: ")]
         why = said[-1] if said else f"It ended with code {code}."
         print(f"{time.strftime('%X')}  failed  {why}  ({log})", flush=True)
@@ -293,7 +292,7 @@ def _measure_seconds(work: Work, children: _Children) -> None:
         raise Stopped
     if code:
         raise UserError(f"Measuring the seconds per iteration failed. The log is {log}.")
-    measured = dict(zip(finished, json.loads(new.read_text(encoding="utf-8")), strict=True))
+    measured = dict(zip(finished, read_json(new), strict=True))
     write_whole(path, (json.dumps(_read_seconds(work) | measured, indent=1) + "\n").encode())
     new.unlink()
 
@@ -305,4 +304,4 @@ def _seconds_file(work: Work) -> Path:
 def _read_seconds(work: Work) -> dict[str, float]:
     """Seconds per iteration by the name of the pretraining, where they have been measured."""
     path = _seconds_file(work)
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    return dict(read_json(path)) if path.exists() else {}

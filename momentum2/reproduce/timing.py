@@ -16,6 +16,7 @@ import torch
 
 from momentum2 import distributed
 from momentum2.distributed.together import joined
+from momentum2.files import write_whole
 from momentum2.settings import config_from_file
 from momentum2.training.device import choose_device, keep_large_blocks
 from momentum2.training.estimate import make_step
@@ -49,4 +50,4 @@ def measure(configs: list[Path], repeats: int = REPEATS) -> list[float]:
 if __name__ == "__main__":
     result = measure([Path(p) for p in sys.argv[2:]])
     if os.environ.get("RANK", "0") == "0":
-        Path(sys.argv[1]).write_text(json.dumps(result), encoding="utf-8")
+        write_whole(Path(sys.argv[1]), json.dumps(result).encode())

@@ -25,7 +25,15 @@ from torch import Tensor, nn
 from momentum2 import distributed
 from momentum2.distributed.together import gather_bytes, on_first, raise_together
 from momentum2.errors import SettingError, UserError
-from momentum2.files import remove_unfinished, remove_whole, whole_folder
+from momentum2.files import (
+    parse_json,
+    read,
+    read_json,
+    remove_unfinished,
+    remove_whole,
+    whole_folder,
+    write_new,
+)
 from momentum2.norms import MomentumBatchNorm
 from momentum2.runs.names import STEP
 from momentum2.weights import on_cpu
@@ -35,6 +43,7 @@ log = logging.getLogger("momentum2")
 FORMAT = 2
 STATE, SHARED, DEVICES, RANKS = "state.json", "shared.safetensors", "devices.safetensors", "ranks.safetensors"
 MANIFEST = "manifest.json"
+_SMALL = 10_000_000  # bytes; of state and manifest
 
 
 @dataclass(frozen=True)
@@ -89,14 +98,14 @@ class Checkpoints:
         files = on_first(self._newest)
         if not files:
             return None
-        state = json.loads(files[0])
+        state = parse_state(files[0])
         shared, devices = parse_tensors(files)
         return Checkpoint(state["step"], shared, devices, state["info"])
 
     def info(self) -> dict[str, Any]:
         """What `save` was last told to keep beside the tensors, the same on all processes; empty at first."""
         state = on_first(lambda: self._newest()[:1])
-        return dict(json.loads(state[0])["info"]) if state else {}
+        return dict(parse_state(state[0])["info"]) if state else {}
 
     def _write(
         self, step: int, shared: Mapping[str, Tensor], parts: list[bytes], info: Mapping[str, Any]
@@ -115,6 +124,7 @@ class Checkpoints:
             "step": step,
             "world": len(parts),
             "config": self.config_hash,
+            "tensors": len(shared),
             "info": dict(info),
         }
         rows = [safetensors.torch.load(part) for part in parts]
@@ -127,7 +137,7 @@ class Checkpoints:
         manifest = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
         with whole_folder(final) as folder:
             for name, data in {**contents, MANIFEST: json.dumps(manifest, indent=1).encode()}.items():
-                (folder / name).write_bytes(data)
+                write_new(folder / name, data)
         for old in [s for s in self.steps() if s <= step][: -self.keep]:
             remove_whole(self.path(old))
 
@@ -141,7 +151,7 @@ class Checkpoints:
             except Damaged as damage:
                 log.warning("%s is corrupt (%s). Using the previous checkpoint instead.", path, damage)
                 continue
-            if json.loads(files[0])["config"] != self.config_hash:
+            if parse_state(files[0])["config"] != self.config_hash:
                 raise UserError(
                     f"{path} was written with different settings than this run's. Choose another run directory."
                 )
@@ -168,26 +178,48 @@ class Checkpoints:
 def read_files(path: Path) -> list[bytes]:
     """State, shared tensors and devices' (or ranks') tensors of one checkpoint, verified by hash and parsed."""
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        manifest = read_json(path / MANIFEST, _SMALL)
         names = (STATE, SHARED, DEVICES if DEVICES in manifest else RANKS)
-        files = [(path / name).read_bytes() for name in names]
+        files = [read(path / STATE, _SMALL), *(read(path / name, 2**40) for name in names[1:])]
         for name, data in zip(names, files, strict=True):
             if manifest.get(name) != hashlib.sha256(data).hexdigest():
                 raise Damaged(f"{name} is not what was written")
-        for data in files[1:]:
-            safetensors.torch.load(data)
+        state = parse_state(files[0])
+        shared, _ = (safetensors.torch.load(data) for data in files[1:])
+        if len(shared) != state.get("tensors", len(shared)):
+            raise Damaged(f"{SHARED} has {len(shared)} of {state['tensors']} tensors")
     except OSError as error:
         raise Damaged(f"{Path(error.filename or path).name}: {error.strerror}") from None
     except (ValueError, TypeError, AttributeError, SafetensorError):
         raise Damaged("its files cannot be parsed") from None
-    if json.loads(files[0]).get("format", 1) > FORMAT:
+    if state.get("format", 1) > FORMAT:
         raise UserError(f"{path} was written by a later version of momentum2. Use that version.")
     return files
 
 
+def parse_state(data: bytes) -> dict[str, Any]:
+    """A `state.json`; a `ValueError` if it is not one."""
+    state = parse_json(data)
+    kinds = {"step": int, "world": int, "config": str, "info": dict}
+    if not isinstance(state, dict) or any(type(state.get(name)) is not kind for name, kind in kinds.items()):
+        raise ValueError("it is not the state of a run")
+    info = state["info"]
+    counts = [info.get(name, 1) for name in ("threads", "images", "devices")]
+    places = info.get("encoders", {})
+    if (
+        state["step"] < 0
+        or type(state.get("format", 1)) is not int
+        or any(type(count) is not int or count < 1 for count in (state["world"], *counts))
+        or not isinstance(places, dict)
+        or not all(isinstance(place, str) for place in places.values())
+    ):
+        raise ValueError("it is not the state of a run")
+    return state
+
+
 def parse_tensors(files: list[bytes]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Shared tensors and those with a row per device, from what `read_files` gives."""
-    state, shared, rest = json.loads(files[0]), *(safetensors.torch.load(data) for data in files[1:])
+    state, shared, rest = parse_state(files[0]), *(safetensors.torch.load(data) for data in files[1:])
     if "format" in state:
         return shared, rest
     # Version 0.1: each process has the statistics of its own device, and process 0's are those of device 0.

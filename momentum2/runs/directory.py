@@ -9,15 +9,16 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 import yaml
 from torch import nn
 
-from momentum2.config import MAY_CHANGE_ON_RESUME, Config, TrainConfig
+from momentum2 import distributed
+from momentum2.config import MAY_CHANGE_ON_RESUME, Config, Resume, TrainConfig
 from momentum2.distributed.together import (
     any_process,
     broadcast_bytes,
@@ -26,14 +27,11 @@ from momentum2.distributed.together import (
     raise_together,
 )
 from momentum2.errors import SettingError, UserError
-from momentum2.files import remove_unfinished, write_whole
-from momentum2.runs.checkpoint import STATE, Checkpoints
+from momentum2.files import append, read, remove_unfinished, write_whole
+from momentum2.runs.checkpoint import STATE, Checkpoints, parse_state
 from momentum2.runs.names import CHECKPOINTS, CONFIG, ENCODER, LOCK
-from momentum2.settings import from_file, read_settings
+from momentum2.settings import LARGEST_FILE, flatten, from_file, read_settings
 from momentum2.spelling import inexact
-
-Resume = Literal["auto", "never", "must"]
-
 
 _DAY = 24 * 3600.0  # seconds
 _HELD: set[Path] = set()
@@ -55,6 +53,12 @@ class OpenRun:
 
     directory: Path
     checkpoints: Checkpoints
+    settings: bytes = b""  # what config.yaml is to hold (process 0)
+
+    def begin(self) -> None:
+        """Write `config.yaml`: from here on `directory` holds this run. Until then a mistake has left nothing."""
+        if distributed.is_main():
+            write_whole(self.directory / CONFIG, self.settings)
 
     def check_space(self, method: nn.Module, states: int = 1) -> None:
         """Refuse, on all processes, to start a run whose checkpoints will not fit on the disk.
@@ -82,7 +86,7 @@ def open_run(
 ) -> Iterator[OpenRun]:
     """Create or reopen the run in `out`, or say in one sentence, on all processes, why not.
 
-    Process 0 holds the lock of the directory and writes `config.yaml`. Nothing that exists is deleted. `idle` are
+    Process 0 holds the lock of the directory; `begin` writes `config.yaml`. Nothing that exists is deleted. `idle` are
     settings that decide nothing with this config, and so may differ from those that the run began with.
     """
     run = OpenRun(out, Checkpoints(out / CHECKPOINTS, config.train.keep, config_hash=""))
@@ -102,15 +106,18 @@ def open_run(
                 held.enter_context(_lock(out))
                 _check_resume(run, config, resume, idle)
                 remove_unfinished(out, _DAY)  # others write results and pages here, without the lock
-                return [_write_config(run, config).encode()]
+                settings = _settings_of(run, config)
+                text = yaml.safe_dump(settings, sort_keys=False)
+                return [_config_hash(flatten(settings)).encode(), text.encode()]
             except OSError as error:
                 raise UserError(
                     f"{out} cannot be written to ({error.strerror}). Choose another run directory."
                 ) from None
 
-        run.checkpoints.config_hash = on_first(prepare)[0].decode()
+        digest, settings = on_first(prepare)
+        run.checkpoints.config_hash = digest.decode()
         _check_same_settings(config)
-        yield run
+        yield replace(run, settings=settings)
 
 
 @contextmanager
@@ -136,7 +143,7 @@ def _lock(out: Path) -> Iterator[None]:
 
 @contextmanager
 def _record_lock(out: Path) -> Iterator[None]:
-    with (out / LOCK).open("a+") as file:
+    with append(out / LOCK) as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
@@ -176,8 +183,8 @@ def _check_resume(run: OpenRun, config: RunConfig, resume: Resume, idle: frozens
 
 def check_config(out: Path, config: RunConfig, idle: frozenset[str] = frozenset()) -> None:
     """Raise a `UserError` if the run in `out` has other settings that decide what is computed."""
-    now = _flat(asdict(config))
-    before = _flat(asdict(from_file(type(config)(), out / CONFIG, _world(out))))
+    now = flatten(asdict(config))
+    before = flatten(asdict(from_file(type(config)(), out / CONFIG, _world(out))))
     differing = [
         f"{name} was {before.get(name)}, now {now.get(name)}"
         for name in sorted(before.keys() | now.keys())
@@ -219,10 +226,8 @@ def _newest_state(out: Path) -> dict[str, Any] | None:
     checkpoints = Checkpoints(out / CHECKPOINTS, keep=1, config_hash="")
     for step in reversed(checkpoints.steps()):
         try:
-            state = json.loads((checkpoints.path(step) / STATE).read_bytes())
-            if isinstance(state["world"], int) and isinstance(state["info"], dict):
-                return dict(state)
-        except (OSError, ValueError, TypeError, KeyError):
+            return parse_state(read(checkpoints.path(step) / STATE, LARGEST_FILE))
+        except (OSError, ValueError):
             continue  # said where the checkpoint itself is read
     return None
 
@@ -230,27 +235,24 @@ def _newest_state(out: Path) -> dict[str, Any] | None:
 def _read_config(out: Path) -> dict[str, Any]:
     """The settings in a run's `config.yaml` by dotted name, in the words of the version that began it."""
     read_settings(out / CONFIG)  # refuses what is not settings; what is can be constructed without harm
-    return _flat(yaml.safe_load((out / CONFIG).read_bytes()))
+    return flatten(yaml.safe_load(read(out / CONFIG, LARGEST_FILE)))
 
 
-def _write_config(run: OpenRun, config: RunConfig) -> str:
-    """Write `config.yaml`, and return the hash of the settings in it that decide what is computed.
+def _settings_of(run: OpenRun, config: RunConfig) -> dict[str, Any]:
+    """What `config.yaml` is to hold.
 
     A resumed run keeps its file in the words of the version that began it, and so every checkpoint the hash
     that it was written with; only settings that may change are brought up to date.
     """
-    out, settings = run.directory, asdict(config)
-    if run.checkpoints.steps():
-        now = _flat(settings)
-        kept = _read_config(out)
-        flat = {n: now[n] if n in now and _may_change(n) else v for n, v in kept.items()}
-        settings = _nested(flat)
-    write_whole(out / CONFIG, yaml.safe_dump(settings, sort_keys=False).encode())
-    return _config_hash(_flat(settings))
+    settings = asdict(config)
+    if not run.checkpoints.steps():
+        return settings
+    now, kept = flatten(settings), _read_config(run.directory)
+    return _nested({n: now[n] if n in now and _may_change(n) else v for n, v in kept.items()})
 
 
 def _check_same_settings(config: RunConfig) -> None:
-    mine = _config_hash(_flat(asdict(config)))
+    mine = _config_hash(flatten(asdict(config)))
     same = broadcast_bytes(mine.encode()).decode() == mine
     raise_together(
         None
@@ -259,14 +261,6 @@ def _check_same_settings(config: RunConfig) -> None:
             "The processes were started with different settings. Use the same command for all of them."
         )
     )
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"train": {"seed": 0}}` as `{"train.seed": 0}`."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:

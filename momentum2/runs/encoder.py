@@ -4,31 +4,47 @@ import copy
 import hashlib
 import json
 import logging
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
 
-import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from momentum2 import __version__, backbones
 from momentum2.augment import ViewSpec, view_specs
 from momentum2.config import OWN, Config, Network, Stem, ViewsConfig
 from momentum2.errors import SettingError, UserError
-from momentum2.files import write_whole
-from momentum2.runs.checkpoint import Checkpoints, Damaged, parse_tensors, read_files
+from momentum2.files import parse_json, write_whole
+from momentum2.runs.checkpoint import Checkpoints, Damaged, parse_state, parse_tensors, read_files
 from momentum2.runs.names import CHECKPOINTS, CONFIG, ENCODER, STEP
 from momentum2.runs.preprocess import Preprocess
 from momentum2.settings import config_from_file
-from momentum2.weights import Architecture, fill, identify, network_in, on_cpu, read_state, to_bytes
+from momentum2.weights import (
+    SHA256,
+    Architecture,
+    checksum,
+    fill,
+    identify,
+    network_in,
+    on_cpu,
+    read_metadata,
+    read_state,
+    to_bytes,
+)
 
 log = logging.getLogger("momentum2")
 
 
-_CARD, _SHA256 = "momentum2", "sha256"  # keys of the file's metadata
+_CARD, _CARD_SHA256 = (
+    "momentum2",
+    "card_sha256",
+)  # keys of the file's metadata; files of version 0.1 lack the last
+LARGEST_IMAGE = 16_384  # pixels of a side
+MOST_CHANNELS = 1_000
 #: Where the methods of version 0.1 kept their encoders; later checkpoints say it themselves.
 _OLD_PLACES: tuple[tuple[Network, str], ...] = (
     ("teacher", "teacher.network.encoder"),
@@ -108,7 +124,31 @@ class EncoderCard:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Self:
-        values = json.loads(metadata[_CARD])
+        values = parse_json(metadata[_CARD])
+        if not isinstance(values, dict):
+            raise ValueError("the card is not a table")
+        kinds = {"backbone": str, "stem": str, "feature_dim": int, "image_size": int}
+        numbers = [values["width"], values["crop"], *values["mean"], *values["std"]]
+        options, channels, start = values.get("options", []), values.get("channels", 3), values.get("start")
+        start = {} if start is None else start
+        if (
+            not isinstance(options, list)
+            or not isinstance(start, dict)
+            or not all(isinstance(text, str) for text in (*options, *start.values()))
+            or any(type(values[name]) is not kind for name, kind in kinds.items())
+            or not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
+            or type(channels) is not int
+        ):
+            raise ValueError("the card has values of other kinds")
+        if (
+            not 0 < values["width"] <= 100
+            or not 0 < values["image_size"] <= LARGEST_IMAGE
+            or not 0 < values["crop"] <= 1
+            or not 0 < channels <= MOST_CHANNELS
+            or len(values["mean"]) != len(values["std"])
+            or min(values["std"]) <= 0
+        ):
+            raise ValueError("the card has values out of range")
         lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         return cls(**values | lists)
 
@@ -151,7 +191,8 @@ class LoadedEncoder(nn.Module):
 def save_encoder(path: Path, encoder: nn.Module, card: EncoderCard) -> None:
     """Write an `encoder.safetensors`, whole or not at all: plain BN names, card and checksum as metadata."""
     state = on_cpu(encoder.state_dict())
-    metadata = card.to_metadata() | {_SHA256: _checksum(state)}
+    metadata = card.to_metadata() | {SHA256: checksum(state)}
+    metadata[_CARD_SHA256] = hashlib.sha256(metadata[_CARD].encode()).hexdigest()
     try:
         write_whole(path, to_bytes(state, metadata))
     except OSError as error:
@@ -198,9 +239,13 @@ def read_card(path: Path) -> EncoderCard | None:
     if path.suffix != ".safetensors":
         return None
     try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-        return EncoderCard.from_metadata(metadata) if _CARD in metadata else None
+        metadata = read_metadata(path)
+        if _CARD not in metadata:
+            return None
+        digest = hashlib.sha256(metadata[_CARD].encode()).hexdigest()
+        if metadata.get(_CARD_SHA256, digest) != digest:
+            raise UserError(f"{path} is corrupt: its card is not the one that was written. Copy it again.")
+        return EncoderCard.from_metadata(metadata)
     except (OSError, SafetensorError):
         raise UserError(
             f"{path} is corrupt or is not a safetensors file. Download or export it again."
@@ -216,12 +261,7 @@ def _from_own_file(
         raise UserError(
             f"{path} contains the {card.network}, not the {network}. Pass the run directory instead."
         )
-    with safe_open(path, "pt") as file:
-        checksum = file.metadata().get(_SHA256)
-    state = read_state(path)
-    if _checksum(state) != checksum:
-        raise UserError(f"{path} is corrupt: its tensors are not those that were written. Copy it again.")
-    return LoadedEncoder(_encoder(path, card.architecture, state, given, card.image_size), card)
+    return LoadedEncoder(_encoder(path, card.architecture, read_state(path), given, card.image_size), card)
 
 
 def _from_foreign_file(
@@ -263,7 +303,7 @@ def _from_newest_checkpoint(run: Path, network: Network | None, given: nn.Module
 def _from_checkpoint(path: Path, network: Network | None, given: nn.Module | None) -> LoadedEncoder:
     """The encoder in a checkpoint, with device 0's statistics where each device has its own."""
     files = read_files(path)
-    state, (tensors, _) = json.loads(files[0]), parse_tensors(files)
+    state, (tensors, _) = parse_state(files[0]), parse_tensors(files)
     config = config_from_file(path.parent.parent / CONFIG)
     exported = config.method.export or "teacher"
     places = state["info"].get("encoders", {}).items() or _OLD_PLACES
@@ -298,12 +338,3 @@ def _encoder(
         encoder = backbones.of(architecture)
     fill(encoder, state, path)
     return encoder
-
-
-def _checksum(state: Mapping[str, Tensor]) -> str:
-    """SHA-256 of names, types, shapes and contents; safetensors itself does not notice a flipped bit."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(state.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -9,6 +9,7 @@ from typing import Any
 
 from momentum2.config import Config
 from momentum2.errors import UserError
+from momentum2.files import read_text
 from momentum2.runs.metrics import read_metrics
 from momentum2.runs.names import BAD_IMAGES, CONFIG, ENCODER, METRICS, PLAN, RESULTS
 from momentum2.runs.results import read_results
@@ -49,17 +50,18 @@ class Run:
     @property
     def alarms(self) -> list[tuple[int, str]]:
         """(step, sentence) of what went wrong."""
-        return [(int(r["step"]), str(r["alarm"])) for r in self._lines() if "alarm" in r]
+        return [(line["step"], line["alarm"]) for line in self.lines() if "alarm" in line]
 
     def metrics(self) -> list[dict[str, Any]]:
         """What was logged, one mapping per line, each with its `step`."""
-        return [record for record in self._lines() if "alarm" not in record]
+        return [line for line in self.lines() if "alarm" not in line]
 
     def results(self) -> dict[str, dict[str, Any]]:
         """What evaluations found, by name."""
         return read_results(self.path / RESULTS)
 
-    def _lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[dict[str, Any]]:
+        """All that was logged, alarms too."""
         return read_metrics(self.path / METRICS) if (self.path / METRICS).exists() else []
 
 
@@ -127,18 +129,18 @@ def read_run(directory: Path, name: str = "") -> Snapshot:
         raise UserError(
             f"{directory} is not a run directory: it has no {CONFIG}. Pass one that pretrain made."
         )
-    metrics = directory / METRICS
-    lines = read_metrics(metrics) if metrics.exists() else []
+    run = Run(directory)
+    lines = run.lines()
     return Snapshot(
         directory,
         name or directory.resolve().name,
-        config_from_file(directory / CONFIG),
+        run.config,
         [line for line in lines if "alarm" not in line],
-        [(int(line["step"]), str(line["alarm"])) for line in lines if "alarm" in line],
-        read_results(directory / RESULTS),
+        [(line["step"], line["alarm"]) for line in lines if "alarm" in line],
+        run.results(),
         _text(directory / PLAN),
         len(_text(directory / BAD_IMAGES).splitlines()),
-        (directory / ENCODER).exists(),
+        run.finished,
     )
 
 
@@ -153,4 +155,7 @@ def read_runs(directories: list[Path]) -> list[Snapshot]:
 
 
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    try:
+        return read_text(path) if path.exists() else ""
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}). Move it away.") from None

@@ -4,18 +4,30 @@ import json
 from pathlib import Path
 from typing import Any
 
-from momentum2.files import write_whole
+from momentum2.errors import UserError
+from momentum2.files import parse_json, read_text, write_whole
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a `metrics.jsonl`; a last line that a crash cut short is left out."""
-    records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return records
+    """The records of a `metrics.jsonl`; a line that is none, such as the last one before a crash, is left out."""
+    try:
+        lines = read_text(path).split("\n")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}). Move it away.") from None
+    return [record for line in lines if (record := _record(line)) is not None]
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    """What was logged in a line: a step, numbers, and words by name."""
+    try:
+        record = parse_json(line)
+    except ValueError:
+        return None
+    if not isinstance(record, dict) or type(record.get("step")) is not int or record["step"] < 0:
+        return None
+    words = {"alarm"}  # all else is numbers
+    fits = all(isinstance(value, str if name in words else int | float) for name, value in record.items())
+    return record if fits else None
 
 
 def keep_until(path: Path, step: int) -> None:

@@ -11,6 +11,7 @@ RESULTS = "results.json"
 REPORT = "report.html"
 BAD_IMAGES = "bad_images.txt"
 LOCK = ".lock"
+RESULTS_LOCK = ".results.lock"
 TENSORBOARD = "tensorboard"
 # Of a detector:
 DETECTOR = "detector.safetensors"

@@ -1,12 +1,17 @@
 """`results.json`: what evaluations of a run found."""
 
 import json
+import logging
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from momentum2.errors import UserError
-from momentum2.files import write_whole
+from momentum2.errors import UserError, shown
+from momentum2.files import locked, read_json, write_whole
+from momentum2.runs.names import RESULTS_LOCK
+
+log = logging.getLogger("momentum2")
 
 RANDOM, PIXELS = "random initialization", "raw pixels"  # the networks that are floors
 STARTED = "starting weights"  # those of a run that did not begin with random ones
@@ -65,20 +70,48 @@ class Result:
 
 
 def read_results(path: Path) -> dict[str, dict[str, Any]]:
-    """What a `results.json` holds; nothing if there is none."""
-    if not path.exists():
-        return {}
+    """What a `results.json` holds; nothing if there is none. An entry that is not a result is left out, and named."""
+    results = {}
+    for name, entry in _read_all(path).items():
+        if _is_result(entry):
+            results[name] = entry
+        else:
+            log.warning("%s: ignoring %s, which is not a result.", path, shown(name))
+    return results
+
+
+def _read_all(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError):
+        found = read_json(path)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}). Move it away.") from None
+    except ValueError:
         found = None
     if not isinstance(found, dict):
         raise UserError(f"{path} is not a results file. Move it away.")
     return {_renamed(name): _in_todays_words(entry) for name, entry in found.items()}
 
 
+def _is_result(entry: Any) -> bool:
+    """Whether an entry has what those who read results rely on."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("accuracy"), dict):
+        return False
+    accuracy, tables = entry["accuracy"], [entry.get("floors", {}), entry.get("settings", {})]
+    if not all(isinstance(table, dict) for table in [*tables, accuracy.get("per_class", {})]):
+        return False
+    words = [entry.get(name) for name in ("evaluation", "data", "network")]
+    numbers = [accuracy.get(name) for name in ("top1", "low", "high", "images")]
+    numbers += [*tables[0].values(), *accuracy.get("per_class", {}).values()]
+    numbers += [accuracy["top5"]] if accuracy.get("top5") is not None else []
+    return all(isinstance(word, str) for word in words) and all(
+        isinstance(number, int | float) and math.isfinite(number) for number in numbers
+    )
+
+
 def _in_todays_words(entry: Any) -> Any:
-    if not isinstance(entry, dict) or "network" not in entry:
+    if not _is_result(entry):
         return entry
     floors = {_renamed(name): value for name, value in entry.get("floors", {}).items()}
     return entry | {"network": _renamed(entry["network"]), "floors": floors}
@@ -90,10 +123,11 @@ def _renamed(name: str) -> str:
 
 def write_result(path: Path, result: Result) -> None:
     """Add a result to `results.json`, in place of an earlier one of the same name, atomically."""
-    found = {**read_results(path), result.name: asdict(result)}
-    text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
     try:
-        # A name that is not UTF-8 becomes an escape of JSON's, and is read back as it was.
-        write_whole(path, text.encode("utf-8", "backslashreplace"))
+        with locked(path.with_name(RESULTS_LOCK)):  # another evaluation may add its own at the same time
+            found = {**_read_all(path), result.name: asdict(result)}
+            text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+            # A name that is not UTF-8 becomes an escape of JSON's, and is read back as it was.
+            write_whole(path, text.encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}). Make it writable.") from None

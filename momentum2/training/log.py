@@ -17,6 +17,7 @@ from torch import Tensor
 
 from momentum2 import distributed
 from momentum2.errors import UserError
+from momentum2.files import append
 from momentum2.runs.metrics import keep_until, read_metrics
 from momentum2.runs.names import METRICS, TENSORBOARD
 from momentum2.terminal import has_bars
@@ -81,7 +82,7 @@ class Log:
             return
         self.path = directory / METRICS
         keep_until(self.path, start)
-        self.file = self.path.open("a", encoding="utf-8")
+        self.file = append(self.path)
         if tensorboard:
             try:
                 from torch.utils.tensorboard import SummaryWriter

@@ -32,6 +32,7 @@ def fit(job: Job, run: OpenRun) -> bool:
     start = saved.step if saved else 0
     if saved:
         restore(method, optimizer, saved)
+    run.begin()  # nothing was refused
     # The number of threads decides the order of sums on a CPU, so a resumed run keeps it.
     threads = t.threads or int(saved.info["threads"] if saved else broadcast_bytes(b"%d" % cpu_threads()))
     torch.set_num_threads(threads)

@@ -240,3 +240,31 @@ def test_the_error_of_one_process_alone_is_said_and_ends_all(
         assert "Traceback" not in said.read_text()
     if backend == "nccl":
         assert "went on" not in (said.parent / "stdout.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        ("--train.stepz=5", "Unknown option --train.stepz"),  # found before the processes have joined
+        ("--data.root=/nowhere/at/all", "/nowhere/at/all"),  # and after
+    ],
+)
+def test_a_mistake_that_all_processes_find_is_said_once(
+    tmp_path: Path, warm_python: str, mistake: str, says: str
+):
+    torchrun = [warm_python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = ["pretrain", "quickstart", "--data.name=folder", "--train.device=cpu", mistake]
+    done = subprocess.run(
+        [*torchrun, "-m", "momentum2", *command, "--out", tmp_path / "run"],
+        env=dict(os.environ, OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert [line for line in done.stderr.splitlines() if line.startswith("momentum2: ") and says in line][
+        1:
+    ] == []
+    assert done.stderr.count("momentum2: ") == 1, done.stderr
+    assert not (tmp_path / "run" / "config.yaml").exists()

@@ -59,6 +59,8 @@ def test_one_image_is_too_few_to_recalibrate(run: Path, tmp_path: Path, photos: 
 def test_the_model_card_tells_what_is_known(run: Path, tmp_path: Path):
     result = {
         "evaluation": "knn",
+        "data": "shapes test",
+        "network": "teacher",
         "accuracy": {"top1": 61.25, "top5": None, "low": 60.0, "high": 62.5, "images": 4000},
     }
     (run / "results.json").write_text(json.dumps({"knn | shapes test | teacher": result}))

@@ -125,8 +125,10 @@ def test_mistakes_are_sentences(run: Path, tmp_path: Path):
         write_report([run], tmp_path / "no" / "page.html")
 
 
-def test_nothing_that_goes_wrong_fails_the_run(tmp_path: Path, run: Path):
+def test_nothing_that_goes_wrong_fails_the_run(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch):
     assert write_last_report(tmp_path).startswith("No report: ")
     other = copy(run, tmp_path / "run")
-    (other / "metrics.jsonl").write_text('{"step": "many", "loss": 1.0}\n')
-    assert write_last_report(other).startswith("No report (ValueError: ")
+    (other / "metrics.jsonl").write_text('{"step": "many", "loss": 1.0}\n')  # left out
+    assert write_last_report(other).startswith("Report: ")
+    monkeypatch.setattr("momentum2.report.page.write_report", lambda runs: 1 / 0)
+    assert write_last_report(other).startswith("No report (ZeroDivisionError: ")

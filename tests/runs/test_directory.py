@@ -26,6 +26,8 @@ def changed(config: Config, name: str, value: object) -> Config:
 def out(tmp_path: Path) -> Path:
     """A run with one checkpoint."""
     with open_run(tmp_path / "run", CONFIG, "auto") as run:
+        assert not (tmp_path / "run" / "config.yaml").exists()  # a mistake that is found now leaves nothing
+        run.begin()
         run.checkpoints.save(5, {"w": torch.ones(1)}, {}, {})
     return tmp_path / "run"
 
@@ -73,6 +75,7 @@ def test_what_does_not_change_the_numbers_may_change(out: Path, name: str):
     assert new != CONFIG
     with open_run(out, new, "must") as run:
         assert run.checkpoints.load() is not None
+        run.begin()
     assert yaml.safe_load((out / "config.yaml").read_text()) == asdict(new)
 
 

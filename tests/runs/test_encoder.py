@@ -58,6 +58,7 @@ def make_run(out: Path, config: Config, steps: tuple[int, ...] = (3,)) -> Method
     method = build_method(config, resolve(config, 100), classes=3)
     optimizer = torch.optim.SGD(method.parameters(), lr=0.1)
     with open_run(out, config, "auto") as run:
+        run.begin()
         for step in steps:
             for name, tensor in method.state_dict().items():
                 if name.endswith("running_var"):

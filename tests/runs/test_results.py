@@ -1,6 +1,8 @@
 """`results.json`: of this version and of earlier ones."""
 
 import json
+import threading
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,9 @@ ACCURACY = Accuracy(40.0, None, 30.0, 50.0, {}, 10)
 
 def test_version_0_1_spelled_a_floor_differently(tmp_path: Path):
     path = tmp_path / "results.json"
-    floor = {"evaluation": "linear", "network": "random initialisation", "floors": {}}
-    ours = {"network": "teacher", "floors": {"random initialisation (cached)": 20.0, "raw pixels": 30.0}}
+    floor = asdict(Result("linear", "x", "random initialisation", ACCURACY))
+    floors = {"random initialisation (cached)": 20.0, "raw pixels": 30.0}
+    ours = asdict(Result("linear", "x", "teacher", ACCURACY, floors))
     path.write_text(json.dumps({"linear | x | random initialisation": floor, "linear | x | teacher": ours}))
     found = read_results(path)
     assert found["linear | x | random initialization"]["network"] == "random initialization"
@@ -36,3 +39,28 @@ def test_what_is_not_results(tmp_path: Path):
         path.write_text(text)
         with pytest.raises(UserError, match="is not a results file"):
             read_results(path)
+
+
+def test_an_entry_that_is_none_is_left_out_but_not_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    path = tmp_path / "results.json"
+    sound = asdict(Result("knn", "x", "teacher", ACCURACY))
+    odd = [3, [], {}, None, "text", sound | {"network": 1}, sound | {"accuracy": {"top1": "high"}}]
+    path.write_text(json.dumps({"sound": sound} | {f"odd{i}": entry for i, entry in enumerate(odd)}))
+    assert list(read_results(path)) == ["sound"]
+    assert "odd3, which is not a result" in caplog.text
+    write_result(path, Result("linear", "x", "teacher", ACCURACY))
+    assert len(json.loads(path.read_text())) == len(odd) + 2
+
+
+def test_evaluations_at_the_same_time_keep_every_result(tmp_path: Path):
+    path = tmp_path / "results.json"
+    names = [f"data {i}" for i in range(12)]
+    several = [
+        threading.Thread(target=write_result, args=(path, Result("knn", n, "teacher", ACCURACY)))
+        for n in names
+    ]
+    for thread in several:
+        thread.start()
+    for thread in several:
+        thread.join()
+    assert {entry["data"] for entry in read_results(path).values()} == set(names)

@@ -310,7 +310,7 @@ def test_recipes_never_replace_what_the_user_named(tmp_path: Path) -> None:
 
     adapt = recipes.configure(recipes.find("adapt"), given | {"model.backbone": "timm/test_vit"})
     assert (adapt.model.pretrained, adapt.optim.layer_decay, adapt.train.epochs) == (True, 0.75, 20)
-    assert adapt.data.image_size == 40
+    assert adapt.data.image_size == 32
     own = recipes.configure(
         recipes.find("adapt"), given | {"model.backbone": "resnet18", "model.weights": "x.pth"}
     )
