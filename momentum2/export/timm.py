@@ -26,6 +26,11 @@ def write(loaded: LoadedEncoder, folder: Path) -> None:
         "license": None,  # of other weights; the card has that of these
     }
     options = options_of(card.options)
+    if card.channels != 3:
+        options["in_chans"] = card.channels
+        model.pretrained_cfg["first_conv"] = (
+            None  # or timm would take these weights for those of three channels
+        )
     save_for_hf(
         model,
         str(folder),

@@ -191,7 +191,7 @@ def test_onnx_of_other_families(tmp_path: Path, name: str):
     assert "library_name" not in (tmp_path / "out" / "MODEL_CARD.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["torchvision/resnet18", "torchvision/swin_t", "convnext_tiny"])
+@pytest.mark.parametrize("name", ["torchvision/resnet18", "convnext_tiny"])
 def test_torchvisions_networks_by_their_full_names(tmp_path: Path, name: str):
     source = saved(tmp_path, name)
     names = loaded_by(export(source, "torchvision", tmp_path / "out"))
