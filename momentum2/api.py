@@ -32,8 +32,9 @@ from momentum2.runs import objects
 from momentum2.runs.directory import open_run
 from momentum2.runs.encoder import EncoderCard, inspect, load_encoder, save_encoder
 from momentum2.runs.handle import Run
+from momentum2.runs.metrics import floors_in, last_knn
 from momentum2.runs.names import ENCODER, PLAN, START
-from momentum2.runs.results import Result
+from momentum2.runs.results import Result, below_floors
 from momentum2.settings import flatten
 from momentum2.training.build import build_method, make_job, with_cache, with_devices
 from momentum2.training.checks import check, check_encoder, method_class
@@ -129,13 +130,16 @@ def pretrain(
                 _save(place / START, built, config, 0, start.record)
             built.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             _say_plan(describe(config, resolved, facts, start.record), place)
-            score = online_knn(config)
+            score = online_knn(config, place, resolved.steps)
             job = make_job(config, resolved, built, images, place, device, score, start.record)
             finished = fit(job, run)
             if finished and distributed.is_main():
                 _save(place / ENCODER, built, config, resolved.steps, start.record)
         if finished and distributed.is_main():
             log.info("Done: the encoder is %s", place / ENCODER)
+            knn = last_knn(Run(place).metrics())
+            if verdict := below_floors(knn.get("knn_top1", 100.0), floors_in(knn)):
+                log.info("The network ends below a floor. %s", verdict)
             if config.monitor.report:
                 from momentum2.report.page import write_last_report
 

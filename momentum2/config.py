@@ -272,6 +272,7 @@ class MonitorConfig:
     Args:
         log_every: Steps between two lines of metrics.jsonl.
         knn_every: Epochs between online kNN evaluations on eval_data; 0 for none.
+        knn_images: Training images that are searched for neighbors before the last step (default: all of eval_data).
         knn_k: Number of neighbors that vote.
         knn_temperature: Temperature of the votes.
         tensorboard: Also write TensorBoard events (needs the tensorboard extra).
@@ -285,6 +286,7 @@ class MonitorConfig:
 
     log_every: Count = 10
     knn_every: CountOrZero = 0
+    knn_images: Count | None = None
     knn_k: Count = 20
     knn_temperature: Positive = 0.07
     tensorboard: bool = False

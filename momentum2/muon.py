@@ -36,8 +36,8 @@ def orthogonalized(matrix: Tensor) -> Tensor:
         factor = torch.addmm(a * identity + b * gram, gram, gram, alpha=c)
         product = factor @ product
         gram = factor @ gram @ factor
-    x = product @ x
-    return x.mT if matrix.shape[0] > matrix.shape[1] else x
+    found: Tensor = product @ x
+    return found.mT if matrix.shape[0] > matrix.shape[1] else found
 
 
 class Muon(Optimizer):

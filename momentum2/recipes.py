@@ -71,7 +71,7 @@ def cifar10() -> Recipe:
             eval_data=data,
             train=TrainConfig(epochs=400, batch_size=512, devices=16),
             optim=OptimConfig(lr=0.1, warmup_epochs=10, weight_decay=5e-4),
-            monitor=MonitorConfig(knn_every=10),
+            monitor=MonitorConfig(knn_every=10, knn_images=10_000),
         ),
         summary="Momentum² Teacher, ResNet-18, CIFAR-10, for one GPU",
         command="momentum2 pretrain cifar10 --data.root CIFAR --eval_data.root CIFAR --out runs/cifar10",
@@ -86,11 +86,12 @@ def cifar10_cpu() -> Recipe:
         replace(
             base,
             data=data,
-            eval_data=replace(data, train_size=10_000),
+            eval_data=data,
             # The quickstart's 32 images and rate of 0.4: kNN 35.6%, linear 40.7% (here 40.0%), seed 0.
             method=replace(base.method, reference_batch=64),
             train=replace(base.train, epochs=4, batch_size=64, checkpoint_every=500),
             optim=replace(base.optim, lr=0.1),
+            monitor=replace(base.monitor, knn_images=10_000),
         ),
         summary="The quickstart's small network on CIFAR-10 as image files: for two CPU cores",
         command="momentum2 pretrain cifar10-cpu --data.root CIFAR --eval_data.root CIFAR --out runs/cifar10-cpu",
@@ -450,7 +451,7 @@ def _fit_to_folder(config: Config, given: frozenset[str]) -> Config:
         eval_data=evaluation,
         train=replace(config.train, batch_size=batch, epochs=epochs, checkpoint_every=1000 if gpu else 250),
         optim=replace(config.optim if gpu else small.optim, warmup_epochs=epochs / 20),
-        monitor=replace(config.monitor, knn_every=max(1, epochs // 10)),
+        monitor=replace(config.monitor, knn_every=max(1, epochs // 10), knn_images=10_000),
     )
 
 

@@ -43,6 +43,27 @@ _DEEPEST = 4  # mappings inside each other; a config has two
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})  # YAML's, where they are not in quotes
 #: The words for true and false, in small letters.
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+#: What other programs call some settings, for the hint that a mistake comes with.
+_OTHER_WORDS = {
+    "learning_rate": "lr",
+    "base_lr": "lr",
+    "max_epochs": "epochs",
+    "num_epochs": "epochs",
+    "max_steps": "steps",
+    "batch": "batch_size",
+    "bs": "batch_size",
+    "num_workers": "workers",
+    "arch": "backbone",
+    "model": "backbone",
+    "wd": "weight_decay",
+    "checkpoint": "weights",
+    "temp": "temperature",
+    "img_size": "image_size",
+    "gpus": "devices",
+    "output": "out",
+    "output_dir": "out",
+    "save_dir": "out",
+}
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "none"}
 
 
@@ -90,9 +111,15 @@ def understood(
 
 def close_setting(name: str, known: Iterable[str]) -> str:
     """The setting that may be meant by a name that is none, or the empty string."""
+    known = list(known)
     inside = [setting for setting in known if setting.startswith(f"{name}.")]
     if inside:  # a whole section; people mean its place
         return next((setting for setting in inside if setting.endswith(".root")), inside[0])
+    section, _, last = name.rpartition(".")
+    last = _OTHER_WORDS.get(last, last)
+    same = [setting for setting in known if setting.rpartition(".")[2] == last]  # `lr` is `optim.lr`
+    if same:
+        return next((setting for setting in same if setting.startswith(f"{section}.")), same[0])
     return next(iter(get_close_matches(name[:100], known, n=1)), "")
 
 

@@ -232,7 +232,10 @@ def test_an_encoder_of_ones_own(tmp_path: Path, config: m2.Config):
     loaded = m2.load_encoder(run, encoder=Small())
     assert loaded(torch.rand(2, 3, 32, 32)).shape == (2, 6)
     assert not torch.equal(loaded.encoder.state_dict()["body.0.weight"], before)
-    assert list(m2.evaluate_knn(run, encoder=Small(), subject=CPU).floors) == ["raw pixels"]
+    assert list(m2.evaluate_knn(run, encoder=Small(), subject=CPU).floors) == [
+        "raw pixels",
+        "whitened patches",
+    ]
     assert m2.embed(run, encoder=Small(), subject=CPU).features.shape == (64, 6)
     m2.export_encoder(run, "onnx", tmp_path / "onnx", encoder=Small())
     with pytest.raises(m2.UserError, match="onnx"):

@@ -46,7 +46,16 @@ def planned(*arguments: str) -> Config:
         (["plan", "quickstart", "--optim.lrr", "1"], "Did you mean --optim.lr?"),
         (["plan", "quickstart", "--optim.lr"], "--optim.lr needs a value: a number."),
         (["plan", "quickstart", "--optim.lr", "--probe"], "--optim.lr needs a value: a number."),
-        (["plan", "quickstart", "--train.compile", "maybe"], "Unexpected argument 'maybe'"),
+        (
+            ["plan", "quickstart", "--train.compile", "maybe"],
+            "--train.compile takes true or false, not 'maybe'",
+        ),
+        (["plan", "--probe", "maybe", "quickstart"], "--probe takes true or false, not 'maybe'"),
+        (["plan", "quickstart", "maybe"], "Unexpected argument 'maybe'"),
+        (["plan", "quickstart", "--lr", "1"], "Did you mean --optim.lr?"),
+        (["plan", "quickstart", "--optim.learning_rate", "1"], "Did you mean --optim.lr?"),
+        (["plan", "quickstart", "--epochs", "1"], "Did you mean --train.epochs?"),
+        (["pretrain", "quickstart", "--output_dir", "x"], "Did you mean --out?"),
         (["plan", "quickstart", "--train.compile=maybe"], "--train.compile takes true or false, not 'maybe'"),
         (["plan", "quickstart", "--train.steps", "1e3"], "--train.steps takes a whole number or none"),
         (["plan", "quickstart", "--train.batch_size", "1"], "--train.batch_size must be at least 2"),
@@ -374,7 +383,7 @@ def test_help_is_by_group_with_the_defaults_of_the_recipe(
         assert "optim: The optimizer and its schedule" in said
         assert "Learning rate per 256 images" in said
         assert f"Images per optimizer step, over all processes. (default: {batch})" in said
-        assert "--method.alpha {cosine}|X" in said
+        assert "--method.alpha cosine|X" in said
         assert "80% is a share of all" in said
     assert main(["detect", "--model=fcos", "--data.name", "coco", "--help"]) == 0
     assert "(default: [800])" in capsys.readouterr().out

@@ -116,7 +116,7 @@ def test_an_old_run_is_resumed(tmp_path: Path, warm_python: str, name: str, proc
     if (name, processes) == ("two-processes", 1):  # and its checkpoint still knows that there are two devices
         again = momentum2(warm_python, RUNS[name], tmp_path)
         assert again.returncode == 0, again.stdout + again.stderr
-        assert "devices     2 " in again.stdout
+        assert "devices     2, " in again.stdout
     if name in EXACT and (name, processes) != ("two-processes", 1) and probe() == EXPECTED["probe"]:
         assert losses(tmp_path / name) == old["losses"]
         last = tmp_path / name / "checkpoints" / f"step-{old['step']:08d}"

@@ -137,14 +137,13 @@ class PretrainOptions:
 
 def pretrain(words: Words) -> int:
     """Train."""
-    options, config = words.read(PretrainOptions()), _config(words)
+    options = words.read(PretrainOptions())
+    out, config = _out(options.out, "Choose a run directory with --out DIR."), _config(words)
     from momentum2 import api
     from momentum2.training.device import keep_large_blocks
 
     keep_large_blocks()
-    run = api.pretrain(
-        config, _out(options.out, "Choose a run directory with --out DIR."), resume=options.resume
-    )
+    run = api.pretrain(config, out, resume=options.resume)
     return 0 if run.finished else _stopped()
 
 

@@ -8,9 +8,9 @@ import argparse
 import inspect
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -74,6 +74,7 @@ class Words:
         files: The file of each setting that no flag gave.
         help: Whether help was asked for.
         old: A sentence for each option that is spelled differently today.
+        after: The switch that a word follows, which may be meant as its value.
     """
 
     command: str
@@ -84,6 +85,7 @@ class Words:
     files: dict[str, Path]
     help: bool
     old: tuple[str, ...] = ()
+    after: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, base: S) -> S:
         """The command's own options that are fields of `base`; what was not given is as in `base`."""
@@ -125,9 +127,10 @@ class Words:
         """The word that the command is about, if there is one."""
         allowed = 1 if self.positional else 0
         if len(self.named) > allowed:
-            raise UserError(
-                f"Unexpected argument {self.named[allowed]!r}. See momentum2 {self.command} --help."
-            )
+            word = next((word for word in self.named if word in self.after), self.named[allowed])
+            if word in self.after:
+                raise SettingError(self.after[word], f"takes true or false, not {word!r}.")
+            raise UserError(f"Unexpected argument {word!r}. See momentum2 {self.command} --help.")
         return self.named[0] if self.named else None
 
 
@@ -159,6 +162,7 @@ class Options:
         """Tell options from other words, in any order; a `UserError` for an option that `command` does not have."""
         words, own = deque(arguments), self.own
         named, files, help_wanted = list[str](), list[Path](), False
+        after = dict[str, str]()  # words that follow a switch, which may be meant as its value
         options, settings, old = dict[str, object](), dict[str, object](), list[str]()
         while words:
             word = words.popleft()
@@ -172,6 +176,8 @@ class Options:
             else:
                 name, value = self._option(word, words, old)
                 (options if name in own else settings)[name] = value
+                if self.known.get(name) is bool and value == "true" and words:
+                    after[words[0]] = name
                 if name == "config" and value is not None:
                     files.append(Path(value))
         in_files, origin = dict[str, object](), dict[str, Path]()
@@ -182,7 +188,7 @@ class Options:
         settings = in_files | settings
         old += old_words(settings)
         return Words(
-            command, self.positional, tuple(named), options, settings, origin, help_wanted, tuple(old)
+            command, self.positional, tuple(named), options, settings, origin, help_wanted, tuple(old), after
         )
 
     def _option(self, word: str, rest: deque[str], old: list[str]) -> tuple[str, str | None]:
@@ -227,15 +233,15 @@ def _add_group(parser: argparse.ArgumentParser, part: "DataclassInstance", secti
     group = parser.add_argument_group(f"{section}: {headline}" if section else headline)
     texts, hints = _help_texts(type(part)), leaves(type(part))
     sections = []
-    for field in fields(part):
-        name, value = f"{section}.{field.name}" if section else field.name, getattr(part, field.name)
+    for each in fields(part):
+        name, value = f"{section}.{each.name}" if section else each.name, getattr(part, each.name)
         if is_dataclass(value) and not isinstance(value, type):
             sections += [(name, value)] if name != "objects" else []  # a record, not something to set
             continue
-        text = texts.get(field.name, "")
+        text = texts.get(each.name, "")
         if value is not None and "(default" not in text:
             text += f" (default: {str(value).lower() if isinstance(value, bool) else value})"
-        hint = hints[field.name]
+        hint = hints[each.name]
         group.add_argument(
             f"--{name}", metavar=_metavar(hint), help=plain(text), choices=words_of(hint) or None
         )
@@ -246,7 +252,8 @@ def _add_group(parser: argparse.ArgumentParser, part: "DataclassInstance", secti
 def _metavar(hint: Any) -> str:
     words, kind = words_of(hint), kind_of(hint).removesuffix(" or none")
     if words:
-        return "{" + ",".join(words) + "}" + ("|X" if "number" in kind else "")
+        number = "|N" if "whole number" in kind else "|X" if "number" in kind else ""
+        return ("{" + ",".join(words) + "}" if len(words) > 1 else words[0]) + number
     return _METAVARS.get(kind, "NAME=VALUE,..." if kind.startswith("words") else "N,N,...")
 
 

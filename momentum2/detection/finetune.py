@@ -127,6 +127,6 @@ def make_job(
         optim=config.optim,
         monitor=config.monitor,
         device=device,
-        validate=evaluation.headline if config.evaluate_every else None,
+        validate=(lambda done: evaluation.headline()) if config.evaluate_every else None,
         validate_every=config.evaluate_every * plan.steps_per_epoch,
     )

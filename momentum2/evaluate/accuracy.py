@@ -11,7 +11,7 @@ from torch import Tensor
 
 from momentum2 import distributed
 from momentum2.runs.names import RESULTS
-from momentum2.runs.results import PIXELS, RANDOM, STARTED, Accuracy, Result, read_results, write_result
+from momentum2.runs.results import FLOORS, Accuracy, Result, below_floors, read_results, write_result
 from momentum2.seeds import derive
 
 RESAMPLES = 10_000
@@ -72,10 +72,12 @@ def report(result: Result, directory: Path) -> Result:
         entry
         for entry in read_results(path).values()
         if (entry.get("evaluation"), entry.get("data")) == (result.evaluation, result.data)
-        and entry["network"] in {RANDOM, PIXELS, STARTED} - {result.network}
+        and entry["network"] in FLOORS - {result.network}
     ]
     floors = {entry["network"]: entry["accuracy"]["top1"] for entry in before}
-    result = replace(result, floors={**floors, **result.floors})
+    floors |= result.floors
+    verdict = "" if result.network in FLOORS else below_floors(result.accuracy.top1, floors)
+    result = replace(result, floors=floors, verdict=verdict)
     say_result(result)
     write_result(path, result)
     log.info("Written to %s", path)
@@ -91,6 +93,8 @@ def say_result(result: Result) -> None:
         say(f"top-5  {a.top5:.2f}%")
     for floor, top1 in result.floors.items():
         say(f"floor  {top1:.2f}%  {floor}")
+    if result.verdict:
+        say(result.verdict)
     if len(a.per_class) <= 20:
         say("class  " + ", ".join(f"{name} {value:.1f}" for name, value in a.per_class.items()))
     else:

@@ -114,7 +114,7 @@ def train_classifier(
     if any(isinstance(m, nn.BatchNorm1d) for m in method.head.modules()):
         convert_norms(method.head, "synced")  # so that the number of processes makes no difference
     method.to(subject.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    score = None if validate is None else lambda encoders: validate(method)
+    score = None if validate is None else lambda encoders, done: validate(method)
     with open_run(out, config, resume, idle_settings(config, Supervised)) as run:
         job = make_job(config, plan, method, images, out, subject.device, score)
         return method if fit(job, run) else None

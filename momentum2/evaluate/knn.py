@@ -22,7 +22,7 @@ class KnnOptions:
     Args:
         k: Number of neighbors that vote.
         temperature: A neighbor at cosine similarity s votes with weight exp(s / temperature).
-        floors: Also measure random initialization and raw pixels, on at most 100,000 training images.
+        floors: Also measure an untrained network, raw pixels and whitened patches, on at most 100,000 training images.
     """
 
     k: Count = 20

@@ -32,7 +32,7 @@ class LinearOptions:
         epochs: Passes over the training images (default: the protocol's).
         batch_size: Images per step, over all processes (default: the protocol's).
         lr: Learning rate per 256 images (default: the protocol's; paper: 0.2, but 0.5 on stl10, cifar and shapes).
-        floors: Also measure random initialization and raw pixels, by the cached protocol on at most 100,000 images.
+        floors: Also measure an untrained network, raw pixels and whitened patches, cached, on at most 100,000 images.
         out: Run directory of the head (default: beside the weights).
         resume: auto: resume or start. never: only start. must: only resume.
     """

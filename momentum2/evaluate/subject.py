@@ -20,15 +20,15 @@ from momentum2.data import Dataset, open_dataset
 from momentum2.distributed.together import joined
 from momentum2.errors import SettingError, UserError, called
 from momentum2.evaluate.features import Features, extract
-from momentum2.evaluate.floors import Pixels, random_encoder
+from momentum2.evaluate.floors import Pixels, patch_encoder, random_encoder, started_encoder
 from momentum2.runs.encoder import EncoderCard, LoadedEncoder, load_encoder, read_card
 from momentum2.runs.names import CONFIG, START
-from momentum2.runs.results import PIXELS, RANDOM, STARTED, Settings
+from momentum2.runs.results import PATCHES, PIXELS, RANDOM, STARTED, Settings
 from momentum2.settings import check, config_from_file
 from momentum2.training.device import choose_device
 
-Floor = Literal["start", "random", "pixels"]
-Weights = Literal["given", "start", "random", "pixels"]
+FloorName = Literal["start", "random", "pixels", "patches"]
+Weights = Literal["given", FloorName]
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class SubjectOptions:
     Args:
         data: Labeled images: split to learn from, test_split to test on (default: the run's eval_data).
         network: teacher or student (default: the one that the run exports).
-        weights: given, or a floor: what an adapted run started from (start), the architecture at random initialization
-            (random), or raw pixels (pixels).
+        weights: given, or a floor: what an adapted run started from (start), the untrained network (random), raw pixels
+            (pixels) or whitened patches (patches).
         backbone: Architecture of a state dict from elsewhere; that of a ResNet is detected.
         stem: Stem of a state dict from elsewhere.
         width: Width of a state dict from elsewhere.
@@ -152,26 +152,18 @@ class Subject:
             if self.card.backbone != OWN:  # there is no untrained copy of a custom network
                 yield self.floor("random")
             yield self.floor("pixels")
+            yield self.floor("patches")
 
-    def floor(self, weights: Floor) -> tuple[str, Encoder]:
+    def floor(self, weights: FloorName) -> tuple[str, Encoder]:
+        o = self.options
+        if weights == "start":
+            given = self.encoder if self.card.backbone == OWN else None
+            return STARTED, started_encoder(self.directory / START, self.device, given)
         if weights == "pixels":
             return PIXELS, Pixels(self.spec.size)
-        if weights == "start":
-            return STARTED, self._started()
-        o = self.options
+        if weights == "patches":
+            return PATCHES, patch_encoder(self.images, self.spec, o.seed, self.device, o.data.workers)
         return RANDOM, random_encoder(self.card, self.images, self.spec, o.seed, self.device, o.data.workers)
-
-    def _started(self) -> Encoder:
-        file = self.directory / START
-        if not file.exists():
-            raise SettingError(
-                "weights",
-                f"cannot be start: {self.directory} did not start from given weights. Choose random.",
-            )
-        # A run of a network of somebody's own has an architecture that only that network has.
-        given = self.encoder if self.card.backbone == OWN else None
-        started = cast(Encoder, load_encoder(file, encoder=given).encoder)
-        return started.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
 def data_of(source: str | os.PathLike[str]) -> DataConfig:

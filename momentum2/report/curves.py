@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from momentum2.runs.handle import Snapshot
+from momentum2.runs.metrics import FLOORS
 
 Floats = NDArray[np.float64]
 
@@ -22,14 +23,15 @@ class Panel:
     metric: str
     title: str
     hint: str
+    floors: tuple[tuple[str, str], ...] = ()  # metrics that are drawn beside it, and their words
 
 
 CURVES = (
     Panel("loss", "loss", "falls, then flattens"),
-    Panel("knn_top1", "kNN top-1, %", "rises; untrained at step 0"),
+    Panel("knn_top1", "kNN top-1, %", "rises above the floors (dotted)", tuple(FLOORS.items())),
     Panel("lr", "learning rate", "warm-up, then cosine"),
-    Panel("m", "m: student's share in the teacher", "falls to 0"),
-    Panel("alpha", "α: batch's share in the statistics", "falls to 0"),
+    Panel("m", "m: student's share in the teacher", "falls to 0, or constant"),
+    Panel("alpha", "α: batch's share in the statistics", "falls to 0, or constant"),
     Panel("grad_norm", "gradient norm", "no explosions"),
 )
 HEALTH = (
@@ -46,11 +48,12 @@ def series(run: Snapshot) -> dict[str, dict[str, list[float | None]]]:
     """`{metric: {"step": […], "images": […], "minutes": […], "value": […]}}` of all panels' metrics that a run has."""
     steps, seconds = (np.array(part, float) for part in zip(*run.seconds(), strict=True))
     found = {}
-    for panel in (*CURVES, *HEALTH):
-        rows = [(r["step"], r[panel.metric]) for r in run.records if panel.metric in r]
+    metrics = [name for panel in (*CURVES, *HEALTH) for name in (panel.metric, *dict(panel.floors))]
+    for metric in metrics:
+        rows = [(r["step"], r[metric]) for r in run.records if metric in r]
         if rows:
             step, value = thin(*(np.array(part, float) for part in zip(*rows, strict=True)))
-            found[panel.metric] = {
+            found[metric] = {
                 "step": _numbers(step),
                 "images": _numbers(step * run.config.train.batch_size),
                 "minutes": _numbers(np.interp(step, steps, seconds) / 60),

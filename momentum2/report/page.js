@@ -5,8 +5,6 @@ const DATA = JSON.parse(byId("data").textContent);
 const RUN_COLORS = ["#3b82d6", "#e07b1a", "#2fa36b", "#c8518f", "#8a6fd1", "#b0872b", "#1fa3b5", "#d0473f"];
 const runColor = (i) => RUN_COLORS[i % RUN_COLORS.length];
 const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-// Plotly reads some markup in its texts; ours are never markup.
-const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const themeListeners = [];
 
 // ---- theme
@@ -39,78 +37,161 @@ function chooseRun(index) {
   runListeners.forEach((listener) => listener(index));
 }
 
-// ---- curves
-const columns = () => (innerWidth >= 1000 ? 3 : innerWidth >= 640 ? 2 : 1);
+// ---- curves: one small SVG a panel, all with the same time axis
+const WIDTH = 360, HEIGHT = 190, LEFT = 46, RIGHT = 8, TOP = 8, BOTTOM = 24;  // of a drawing, which scales with its frame
+const MOST_LINES = 50, MOST_WORDS = 8, LEVELS = 4;
+function svg(name, attributes, text) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+function element(name, className, text) {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+/** About `count` round numbers from low to high. */
+function ticks(low, high, count) {
+  const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * ([1, 2, 5].find((n) => n * power >= rough) || 10), found = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
+  return found;
+}
+function short(value) {
+  const size = Math.abs(value);
+  if (size >= 1e4) return size >= 1e6 ? +(value / 1e6).toPrecision(4) + "M" : +(value / 1e3).toPrecision(4) + "k";
+  return size && size < 1e-3 ? value.toExponential(1) : String(+value.toPrecision(4));
+}
+/** Where the values of a panel lie, with some air; a constant lies in the middle. */
+function reach(lines, range) {
+  let low = Infinity, high = -Infinity;
+  for (const line of lines) line.y.forEach((y, i) => { if (y !== null && line.x[i] >= range[0]) { low = Math.min(low, y); high = Math.max(high, y); } });
+  if (low > high) return [0, 1];
+  const air = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
+  return [low >= 0 && low < air ? 0 : low - air, high + air];
+}
+function pathOf(line, toX, toY) {
+  let path = "", pen = "M";
+  line.y.forEach((y, i) => {
+    if (y === null) { pen = "M"; return; }
+    path += pen + toX(line.x[i]).toFixed(1) + " " + toY(y).toFixed(1);
+    pen = "L";
+  });
+  return path;
+}
+function linesOf(panel, axis) {
+  const several = DATA.runs.length > 1, found = [];
+  DATA.runs.forEach((run, r) => {
+    for (const [metric, words] of [[panel.metric, run.name], ...panel.floors]) {
+      const series = run.series[metric];
+      if (series) found.push({ x: series[axis], y: series.value, name: words, floor: metric !== panel.metric, color: several || metric === panel.metric ? runColor(r) : variable("--soft") });
+    }
+  });
+  return found;
+}
+function drawPanel(panel, axis, range, withAlarms) {
+  const lines = linesOf(panel, axis), [low, high] = reach(lines, range), clip = "clip-" + panel.metric;
+  const toX = (x) => LEFT + (x - range[0]) / (range[1] - range[0]) * (WIDTH - LEFT - RIGHT);
+  const toY = (y) => TOP + (high - y) / (high - low) * (HEIGHT - TOP - BOTTOM);
+  const figure = element("figure", "panel"), caption = element("figcaption");
+  caption.append(element("strong", "", panel.title), " " + panel.hint);
+  const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": panel.title });
+  const frame = svg("clipPath", { id: clip });
+  frame.append(svg("rect", { x: LEFT, y: 0, width: WIDTH - LEFT - RIGHT, height: HEIGHT - BOTTOM }));
+  drawing.append(frame);
+  for (const y of ticks(low, high, 4)) {
+    drawing.append(svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: toY(y), y2: toY(y) }), svg("text", { x: LEFT - 5, y: toY(y) + 4, "text-anchor": "end" }, short(y)));
+  }
+  for (const x of ticks(range[0], range[1], 4)) drawing.append(svg("text", { x: toX(x), y: HEIGHT - 8, "text-anchor": "middle" }, short(x)));
+  drawing.append(svg("line", { class: "axis", x1: LEFT, x2: WIDTH - RIGHT, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM }));
+  const inside = svg("g", { "clip-path": `url(#${clip})` });
+  if (withAlarms) DATA.runs.forEach((run, r) => run.alarms.slice(0, MOST_LINES).forEach((alarm) => {
+    inside.append(svg("line", { class: "alarm", x1: toX(alarm[axis]), x2: toX(alarm[axis]), y1: TOP, y2: HEIGHT - BOTTOM, stroke: alarmColor(r) }));
+  }));
+  for (const line of lines) {
+    inside.append(svg("path", { class: line.floor ? "curve floor" : "curve", d: pathOf(line, toX, toY), stroke: line.color }));
+    const points = line.y.filter((y) => y !== null).length;
+    if (!line.floor && points < 40) line.y.forEach((y, i) => { if (y !== null) inside.append(svg("circle", { cx: toX(line.x[i]), cy: toY(y), r: 2, fill: line.color })); });
+  }
+  drawing.append(inside);
+  figure.append(caption, drawing);
+  pointAt(figure, drawing, lines, axis, toX, toY, range);
+  return figure;
+}
+/** Values of all lines at the time under the pointer, in a small box that is also read out by tapping. */
+function pointAt(figure, drawing, lines, axis, toX, toY, range) {
+  const rule = svg("line", { class: "rule", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" }), box = element("div", "values");
+  drawing.append(rule);
+  box.hidden = true;
+  figure.append(box);
+  const leave = () => { box.hidden = true; rule.setAttribute("visibility", "hidden"); };
+  drawing.addEventListener("pointerleave", leave);
+  drawing.addEventListener("pointermove", (event) => {
+    const place = drawing.getBoundingClientRect(), at = (event.clientX - place.left) / place.width * WIDTH;
+    const time = range[0] + (at - LEFT) / (WIDTH - LEFT - RIGHT) * (range[1] - range[0]);
+    const found = lines.map((line) => ({ line, i: nearest(line, time) })).filter((entry) => entry.i >= 0);
+    if (!found.length) { leave(); return; }
+    const first = found.reduce((a, b) => (Math.abs(a.line.x[a.i] - time) <= Math.abs(b.line.x[b.i] - time) ? a : b)), x = first.line.x[first.i];
+    box.replaceChildren(element("strong", "", axis === "step" ? `step ${short(x)}` : `${short(x)} ${axis}`));
+    for (const { line, i } of found) {
+      const row = element("div", "", `${short(line.y[i])}${DATA.runs.length > 1 || line.floor ? "  " + line.name : ""}`);
+      row.style.setProperty("--run", line.color);
+      box.append(row);
+    }
+    rule.setAttribute("x1", toX(x));
+    rule.setAttribute("x2", toX(x));
+    rule.setAttribute("visibility", "visible");
+    box.hidden = false;
+    box.style.left = at > WIDTH / 2 ? "" : "calc(" + (at / WIDTH * 100).toFixed(1) + "% + 12px)";
+    box.style.right = at > WIDTH / 2 ? "calc(" + ((1 - at / WIDTH) * 100).toFixed(1) + "% + 12px)" : "";
+  });
+}
+function nearest(line, time) {
+  let best = -1;
+  line.x.forEach((x, i) => { if (line.y[i] !== null && (best < 0 || Math.abs(x - time) < Math.abs(line.x[best] - time))) best = i; });
+  return best;
+}
 function draw(id, panels) {
   const present = panels.filter((panel) => DATA.runs.some((run) => run.series[panel.metric]));
-  const host = byId(id);
-  if (typeof Plotly === "undefined") return;
+  const host = byId(id), axis = byId("axis").value, range = shownRange(axis);
   if (!present.length) { host.textContent = "Nothing has been logged yet."; return; }
-  if (!host.classList.contains("js-plotly-plot")) host.textContent = "";
-  const wide = Math.min(columns(), present.length), rows = Math.ceil(present.length / wide);
-  const axis = byId("axis").value, text = variable("--text"), soft = variable("--soft"), line = variable("--line");
-  const several = DATA.runs.length > 1, gapX = wide > 1 ? 0.07 : 0, rowHeight = 210, height = rows * rowHeight + (several ? 90 : 50);
-  const layout = {
-    height, margin: { l: 48, r: 12, t: several ? 60 : 34, b: 34 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { color: text, size: 12, family: "system-ui, sans-serif" }, showlegend: several, hovermode: "x",
-    legend: { orientation: "h", y: 1 + 34 / (rows * rowHeight), yanchor: "bottom", x: 0 }, uirevision: axis + byId("range").value,
-    dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", annotations: [], shapes: [],
-    modebar: { bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: text },
-    hoverlabel: { bgcolor: variable("--back"), bordercolor: line, font: { color: text } },
-  };
-  const traces = [], range = shownRange(axis);
-  present.forEach((panel, p) => {
-    const n = p ? String(p + 1) : "", column = p % wide, row = Math.floor(p / wide), gapY = 62 / (rows * rowHeight);
-    const x0 = column * (1 + gapX) / wide, x1 = x0 + (1 + gapX) / wide - gapX;
-    const y1 = 1 - row * (1 + gapY) / rows, y0 = y1 - (1 + gapY) / rows + gapY;
-    layout["xaxis" + n] = { domain: [x0, x1], anchor: "y" + n, gridcolor: line, linecolor: line, zeroline: false, range: range.slice(), ...(p ? { matches: "x" } : {}) };
-    layout["yaxis" + n] = { domain: [Math.max(0, y0), y1], anchor: "x" + n, gridcolor: line, linecolor: line, zeroline: false, nticks: 5 };
-    layout.annotations.push({ text: "<b>" + plain(panel.title) + "</b> <span style='color:" + soft + "'>" + plain(panel.hint) + "</span>", font: { size: 12 },
-      xref: "paper", yref: "paper", x: x0, y: y1, xanchor: "left", yanchor: "bottom", showarrow: false });
-    DATA.runs.forEach((run, r) => {
-      const series = run.series[panel.metric];
-      if (series) traces.push({ type: "scatter", mode: series.value.length < 40 ? "lines+markers" : "lines", x: series[axis], y: series.value,
-        name: plain(run.name), legendgroup: String(r), showlegend: several && p === firstPanelOf(run, present), xaxis: "x" + n, yaxis: "y" + n,
-        line: { color: runColor(r), width: 1.6 }, marker: { size: 4 }, hoverlabel: { namelength: 24 }, hoverinfo: several ? "x+y+name" : "x+y" });
-      if (id === "health-plot") markAlarms(layout, run, r, axis, n);
-    });
-  });
-  Plotly.react(host, traces, layout, { responsive: true, displaylogo: false, 
-    modeBarButtons: [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]] });
+  host.replaceChildren(...present.map((panel) => drawPanel(panel, axis, range, id === "health-plot")));
+  if (DATA.runs.length > 1 && id === "curves-plot") {
+    const legend = element("ul", "runs");
+    DATA.runs.forEach((run, r) => { const item = element("li", "", run.name); item.style.setProperty("--run", runColor(r)); legend.append(item); });
+    host.prepend(legend);
+  }
 }
-const firstPanelOf = (run, panels) => panels.findIndex((panel) => run.series[panel.metric]);
 function shownRange(axis) {
   let end = 0;
   DATA.runs.forEach((run) => Object.values(run.series).forEach((s) => { end = Math.max(end, s[axis][s[axis].length - 1] || 0); }));
   return [end * (1 - Number(byId("range").value)), end * 1.02 || 1];
 }
-const MOST_LINES = 50, MOST_WORDS = 8, LEVELS = 4;
-function markAlarms(layout, run, r, axis, n) {
-  for (const alarm of run.alarms.slice(0, MOST_LINES)) {
-    layout.shapes.push({ type: "line", xref: "x" + n, yref: "y" + n + " domain", x0: alarm[axis], x1: alarm[axis], y0: 0, y1: 1,
-      line: { color: DATA.runs.length > 1 ? runColor(r) : variable("--warn"), width: 1, dash: "dot" } });
-  }
-}
+const alarmColor = (r) => (DATA.runs.length > 1 ? runColor(r) : variable("--warn"));
 function inShort(sentence) {
   const words = sentence.replace(/^Step \d+: /, "").split(/[:;]/)[0], most = innerWidth < 640 ? 20 : 48;
-  return plain(words.length > most ? words.slice(0, most - 1) + "…" : words);
+  return words.length > most ? words.slice(0, most - 1) + "…" : words;
 }
 function drawAlarms() {
-  const host = byId("alarm-plot"), axis = byId("axis").value, range = shownRange(axis), soft = variable("--soft");
+  const host = byId("alarm-plot"), axis = byId("axis").value, range = shownRange(axis);
   const all = DATA.runs.flatMap((run, r) => run.alarms.map((alarm) => ({ alarm, r })));
-  host.hidden = !all.length || typeof Plotly === "undefined";
+  host.hidden = !all.length;
   if (host.hidden) return;
-  const trace = {
-    type: "scatter", mode: "markers+text", hoverinfo: "text", cliponaxis: false, x: all.map((a) => a.alarm[axis]), y: all.map((_, i) => -(i % LEVELS)),
-    text: all.map((a, i) => (i < MOST_WORDS ? "  " + inShort(a.alarm.text) + "  " : "")), hovertext: all.map((a) => plain(a.alarm.text)),
-    textposition: all.map((a) => (a.alarm[axis] < (range[0] + range[1]) / 2 ? "middle right" : "middle left")),
-    textfont: { color: variable("--warn"), size: 12 }, marker: { symbol: "triangle-up", size: 9, color: all.map((a) => (DATA.runs.length > 1 ? runColor(a.r) : variable("--warn"))) },
-  };
-  const levels = Math.min(LEVELS, all.length);
-  Plotly.react(host, [trace], { height: 50 + 22 * levels, margin: { l: 48, r: 12, t: 6, b: 30 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { color: variable("--text"), size: 12, family: "system-ui, sans-serif" }, dragmode: false, hoverlabel: { bgcolor: variable("--back"), font: { color: variable("--text") } },
-    xaxis: { range, linecolor: soft, showgrid: false, zeroline: false, fixedrange: true, showline: true }, yaxis: { visible: false, range: [0.6 - levels, 0.6], fixedrange: true } },
-    { responsive: true, displayModeBar: false });
+  const levels = Math.min(LEVELS, all.length), width = Math.max(320, host.clientWidth || 960), height = 30 + 22 * levels;
+  const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, width: "100%" });
+  const toX = (x) => LEFT + (x - range[0]) / (range[1] - range[0]) * (width - LEFT - RIGHT);
+  drawing.append(svg("line", { class: "axis", x1: LEFT, x2: width - RIGHT, y1: height - 22, y2: height - 22 }));
+  for (const x of ticks(range[0], range[1], 6)) drawing.append(svg("text", { x: toX(x), y: height - 6, "text-anchor": "middle" }, short(x)));
+  all.forEach(({ alarm, r }, i) => {
+    if (alarm[axis] < range[0]) return;
+    const x = toX(alarm[axis]), y = 14 + 22 * (i % LEVELS), mark = svg("path", { d: `M${x} ${y - 6}l5 9h-10z`, fill: alarmColor(r) }), right = x < width / 2;
+    mark.append(svg("title", {}, alarm.text));
+    drawing.append(mark);
+    if (i < MOST_WORDS) drawing.append(svg("text", { class: "words", x: x + (right ? 9 : -9), y: y + 3, "text-anchor": right ? "start" : "end" }, inShort(alarm.text)));
+  });
+  host.replaceChildren(drawing);
 }
 function drawAll() {
   draw("curves-plot", DATA.curves);
@@ -120,8 +201,7 @@ function drawAll() {
 }
 byId("axis").addEventListener("change", drawAll);
 byId("range").addEventListener("change", drawAll);
-let drawnColumns = columns();
-addEventListener("resize", () => { if (columns() !== drawnColumns) { drawnColumns = columns(); drawAll(); } });
+addEventListener("resize", drawAlarms);
 
 // ---- a page that `momentum2 watch` serves fetches what is new
 async function refresh() {

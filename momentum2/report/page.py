@@ -20,14 +20,13 @@ from momentum2.runs.handle import Snapshot, read_runs
 from momentum2.runs.names import REPORT
 from momentum2.settings import check
 
-NO_PLOTLY = "The curves need plotly. Run pip install 'momentum2[report]', then momentum2 report RUN."
 NO_LABELS = "No confusion matrix: the images are unlabeled. Put each class in its own folder."
 
 
 def write_report(runs: Sequence[Path], out: Path | None = None, options: ReportOptions | None = None) -> Path:
     """Write the report of a run, or of several side by side; returns where it is.
 
-    What cannot be shown (no plotly, no checkpoint yet, images that are gone) is one line on the page that says why.
+    What cannot be shown (no checkpoint yet, images that are gone) is one line on the page that says why.
 
     Args:
         runs: Run directories.
@@ -118,29 +117,26 @@ def render(
 ) -> str:
     """The whole page; `live` has what a page needs that refreshes itself."""
     several = len(runs) > 1
-    plotly = _plotly()
-    own = "\n".join(_asset(name) for name in ("page.js", "explorer.js", "start.js"))
-    scripts = [script for script in (own, plotly) if script]
+    script = "\n".join(_asset(name) for name in ("page.js", "explorer.js", "start.js"))
     options = "".join(f'<option value="{i}">{escape(run.name)}</option>' for i, run in enumerate(runs))
     settings = [_of_run(i, details.settings_part(run)) for i, run in enumerate(runs)]
     data = curves_data(runs) | {"curves": [*map(asdict, CURVES)], "health": [*map(asdict, HEALTH)]}
     for entry, found in zip(data["runs"], maps, strict=True):
         entry["map"] = found
     return Template(_asset("page.html")).substitute(
-        policy=_policy(scripts, live is not None),
+        policy=_policy(script, live is not None),
         title=escape(f"momentum2: {', '.join(run.name for run in runs)}"),
         status="Live" if live else "",
         style=_asset("page.css"),
         selector=f'<label>Details of <select id="run">{options}</select></label>' if several else "",
         **moving_parts(runs),
-        no_plots="" if plotly else note(NO_PLOTLY),
         learned=learned,
         views=views,
         settings=(details.differences(runs) if several else "") + "".join(settings),
         environment=details.environment(),
         data=script_json(data | {"live": False} | (live or {})),
         sprites=script_json(list(sprites)),
-        scripts="".join(f"<script>{script}</script>" for script in scripts),
+        script=script,
     )
 
 
@@ -159,22 +155,13 @@ def curves_data(runs: Sequence[Snapshot]) -> dict[str, Any]:
     return {"runs": [{"name": run.name, "series": series(run), "alarms": alarms(run)} for run in runs]}
 
 
-def _plotly() -> str | None:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        return None
-    return str(get_plotlyjs())
-
-
 def _asset(name: str) -> str:
     return files("momentum2.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _policy(scripts: Sequence[str], live: bool) -> str:
-    """A content security policy: these scripts, and nothing from anywhere."""
-    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
-    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+def _policy(script: str, live: bool) -> str:
+    """A content security policy: this script, and nothing from anywhere."""
+    allowed = f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
     connect = "'self'" if live else "'none'"
     return (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "

@@ -1,12 +1,14 @@
 """The first screen: is it learning, is it healthy, how good is it?"""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from momentum2.methods import METHODS
 from momentum2.report.curves import CURVES, HEALTH
 from momentum2.report.html import duration, escape, number, table
 from momentum2.runs.handle import Snapshot
+from momentum2.runs.metrics import floors_in, last_knn
+from momentum2.runs.results import below_floors
 
 
 def headline(runs: Sequence[Snapshot]) -> str:
@@ -37,9 +39,9 @@ def _card(place: int, run: Snapshot) -> str:
 def _facts(run: Snapshot) -> Iterator[tuple[str, str]]:
     of = f" of {run.steps:,}" if run.steps else ""
     yield "state", "finished" if run.finished else f"step {run.step:,}{of}"
-    knn = run.last("knn_top1")
-    if knn is not None:
-        yield "online kNN top-1", f"{knn:.1f}%"
+    knn = last_knn(run.records)
+    if knn:
+        yield "online kNN top-1", _online(knn)
     for result in run.results.values():
         if result["network"] in ("teacher", "student"):
             yield f"{result['evaluation']} top-1", f"{result['accuracy']['top1']:.1f}%"
@@ -55,29 +57,24 @@ def _facts(run: Snapshot) -> Iterator[tuple[str, str]]:
 
 def verdict(run: Snapshot) -> Iterator[str]:
     """Sentences that say whether the run is learning and healthy."""
-    knn = [(r["step"], r["knn_top1"]) for r in run.records if "knn_top1" in r]
-    if len(knn) > 1 and knn[0][0] == 0:
-        gain = knn[-1][1] - knn[0][1]
-        how = "It is learning" if gain > 1 else "It has not learned yet"
-        began = "untrained"
-        if run.config.model.pretrained or run.config.model.weights:
-            began = "the weights that it started from"
-            how = "Adapting has made it worse" if gain < -1 else how
-        yield (
-            f"{how}: online kNN went from {knn[0][1]:.1f}% ({began}) to {knn[-1][1]:.1f}% "
-            f"({gain:+.1f} points)."
-        )
-    elif not knn:
+    knn = [r for r in run.records if "knn_top1" in r]
+    if len(knn) > 1 and knn[0]["step"] == 0:
+        yield _progress(knn)
+    if knn:
+        verdict = below_floors(knn[-1]["knn_top1"], floors_in(knn[-1]))
+        yield from [verdict] if verdict else []
+    else:
         yield (
             "No online kNN: the loss alone does not show whether it is learning. Set eval_data to labeled images, and "
             "monitor.knn_every."
         )
     for result in run.results.values():
-        best = max(result["floors"].values(), default=None)
+        best, name = max(((top1, name) for name, top1 in result["floors"].items()), default=(None, ""))
         if best is not None and result["network"] in ("teacher", "student"):
             above = result["accuracy"]["top1"] - best
             where = "above" if above >= 0 else "below"
-            yield f"{result['evaluation']} on {result['data']}: {abs(above):.1f} points {where} the best floor."
+            what = f"{result['evaluation']} on {result['data']}"
+            yield f"{what}: {abs(above):.1f} points {where} the best floor, {name} ({best:.1f}%)."
     if run.alarms:
         yield f"{len(run.alarms):,} alarm(s); the last: {run.alarms[-1][1]}"
     elif run.records:
@@ -86,20 +83,49 @@ def verdict(run: Snapshot) -> Iterator[str]:
         yield f"{run.bad_images:,} images could not be read; bad_images.txt lists them."
 
 
+def _progress(knn: Sequence[Mapping[str, float]]) -> str:
+    """Whether the last online kNN is further above the untrained network than their intervals explain."""
+    first, last = knn[0], knn[-1]
+    # With as many neighbors as the last one had; older runs have it at step 0 alone.
+    start, began = last.get("floor_random", first["knn_top1"]), "untrained"
+    if "floor_start" in last:
+        start, began = last["floor_start"], "the weights that it started from"
+    gain = last["knn_top1"] - start
+    within = math.hypot(first["knn_interval"], last["knn_interval"]) if "knn_interval" in last else 1.0
+    how = "It is learning" if gain > within else "It has not learned yet"
+    if "floor_start" in last and gain < -within:
+        how = "Adapting has made it worse"
+    return (
+        f"{how}: online kNN went from {start:.1f}% ({began}) to {last['knn_top1']:.1f}% ({gain:+.1f} points)."
+    )
+
+
 def results_table(runs: Sequence[Snapshot]) -> str:
-    """What `evaluate` found, side by side, with the floors; empty if there is nothing."""
-    names = list(dict.fromkeys(name for run in runs for name in run.results))
-    if not names:
-        return ""
+    """What online kNN and `evaluate` found, side by side, with the floors; empty if there is nothing."""
     rows: list[tuple[str, ...]] = []
-    for name in names:
-        found = [run.results.get(name) for run in runs]
-        rows.append((name, *(_accuracy(result) for result in found)))
-        floors = dict.fromkeys(floor for result in found if result for floor in result["floors"])
-        for floor in floors:
-            values = (result["floors"].get(floor) if result else None for result in found)
-            rows.append((f"  floor: {floor}", *(f"{v:.1f}%" if v is not None else "–" for v in values)))
-    return table(("top-1", *(run.name for run in runs)), rows, "Results of momentum2 evaluate")
+
+    def add(name: str, values: Sequence[str], floors: Sequence[Mapping[str, float]]) -> None:
+        rows.append((name, *values))
+        for floor in dict.fromkeys(floor for of_run in floors for floor in of_run):
+            found = (of_run.get(floor) for of_run in floors)
+            rows.append((f"  floor: {floor}", *(f"{v:.1f}%" if v is not None else "–" for v in found)))
+
+    online = [last_knn(run.records) for run in runs]
+    if any(floors_in(record) for record in online):
+        add("online kNN", [_online(record) for record in online], [floors_in(record) for record in online])
+    for name in dict.fromkeys(name for run in runs for name in run.results):
+        results = [run.results.get(name) for run in runs]
+        add(name, [_accuracy(result) for result in results], [r["floors"] if r else {} for r in results])
+    return table(("top-1", *(run.name for run in runs)), rows, "Results and floors") if rows else ""
+
+
+def _online(record: Mapping[str, float]) -> str:
+    """An online kNN with its interval and number of neighbors, as far as the run has noted them."""
+    if not record:
+        return "–"
+    within = f" ± {record['knn_interval']:.1f}" if "knn_interval" in record else ""
+    images = f", {record['knn_images']:,.0f} neighbors" if "knn_images" in record else ""
+    return f"{record['knn_top1']:.1f}%{within}{images}"
 
 
 def _accuracy(result: dict[str, dict[str, float]] | None) -> str:

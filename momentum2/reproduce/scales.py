@@ -85,7 +85,12 @@ def base(scale: Scale, paper_recipe: str, epochs: int | None = None) -> Base:
     if scale == "smoke":
         flags |= {"train.epochs": 1, "data.train_size": 1280, "eval_data.train_size": 1000}
         return Base(scale, "quickstart", flags, 64, 4, epochs or 1)
-    flags |= {"train.epochs": 20, "monitor.knn_every": 2, "monitor.log_every": 20}
+    flags |= {
+        "train.epochs": 20,
+        "monitor.knn_every": 2,
+        "monitor.log_every": 20,
+        "eval_data.train_size": 10_000,
+    }
     return Base(scale, "cifar10-cpu", flags, 64, 4, epochs or 20)
 
 

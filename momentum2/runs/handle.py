@@ -10,7 +10,7 @@ from typing import Any
 from momentum2.config import Config
 from momentum2.errors import UserError
 from momentum2.files import read_text
-from momentum2.runs.metrics import read_metrics
+from momentum2.runs.metrics import floors_in, last_knn, read_metrics
 from momentum2.runs.names import BAD_IMAGES, CONFIG, ENCODER, METRICS, PLAN, RESULTS
 from momentum2.runs.results import read_results
 from momentum2.settings import config_from_file
@@ -55,6 +55,11 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """What was logged, one mapping per line, each with its `step`."""
         return [line for line in self.lines() if "alarm" not in line]
+
+    @property
+    def floors(self) -> dict[str, float]:
+        """top1 of what needs no training, by the neighbors of the last online kNN; empty if there was none."""
+        return floors_in(last_knn(self.metrics()))
 
     def results(self) -> dict[str, dict[str, Any]]:
         """What evaluations found, by name."""

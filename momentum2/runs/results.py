@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from momentum2.runs.names import RESULTS_LOCK
 
 log = logging.getLogger("momentum2")
 
-RANDOM, PIXELS = "random initialization", "raw pixels"  # the networks that are floors
-STARTED = "starting weights"  # those of a run that did not begin with random ones
+#: What needs no training, which any result has to beat: an untrained network, and two ways to do without one; of a run
+#: that did not begin with random weights, those that it began with.
+RANDOM, PIXELS, PATCHES = "random initialization", "raw pixels", "whitened patches"
+STARTED = "starting weights"
+FLOORS = frozenset({RANDOM, PIXELS, PATCHES, STARTED})
 
 _OLD_RANDOM = "random initialisation"  # as version 0.1 wrote it
 
@@ -49,11 +53,12 @@ class Result:
     Args:
         evaluation: What was done, such as `knn` or `linear`; with data and network it names the result.
         data: The test images.
-        network: Whose features: `teacher`, `student`, `random initialization`, `raw pixels`,
+        network: Whose features: `teacher`, `student`, `random initialization`, `raw pixels`, `whitened patches`,
             `starting weights`.
         accuracy: The headline.
         floors: top1 of the built-in baselines, by the same evaluation unless the name says otherwise.
         settings: What the numbers depend on, and further numbers such as the best epoch.
+        verdict: A sentence if the network is below a floor, else empty.
     """
 
     evaluation: str
@@ -62,11 +67,21 @@ class Result:
     accuracy: Accuracy
     floors: dict[str, float] = field(default_factory=dict)
     settings: Settings = field(default_factory=dict)
+    verdict: str = ""
 
     @property
     def name(self) -> str:
         """The key in `results.json`: evaluating the same thing again replaces it."""
         return f"{self.evaluation} | {self.data} | {self.network}"
+
+
+def below_floors(top1: float, floors: Mapping[str, float]) -> str:
+    """A sentence that names the floors above `top1`, the highest first; empty if there is none."""
+    above = sorted(((value, name) for name, value in floors.items() if value > top1), reverse=True)
+    if not above:
+        return ""
+    named = " and ".join(f"{name} ({value:.1f}%)" for value, name in above)
+    return f"At {top1:.1f}% it is below {named}, which need no training."
 
 
 def read_results(path: Path) -> dict[str, dict[str, Any]]:

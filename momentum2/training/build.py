@@ -26,8 +26,8 @@ from momentum2.training.job import Job
 from momentum2.training.plan import Plan, per_device
 from momentum2.training.start import Record, started
 
-#: Scores of a method's encoders by name, such as online kNN.
-Score = Callable[[dict[Network, backbones.Encoder]], dict[str, float]]
+#: Scores of a method's encoders after so many steps, by name, such as online kNN.
+Score = Callable[[dict[Network, backbones.Encoder], int], dict[str, float]]
 
 
 def build_method(
@@ -115,7 +115,7 @@ def make_job(
         optim=config.optim,
         monitor=config.monitor,
         device=device,
-        validate=None if score is None else lambda: score(method.encoders()),
+        validate=None if score is None else lambda done: score(method.encoders(), done),
         validate_every=config.monitor.knn_every * plan.steps_per_epoch,
         decided={
             "devices": plan.devices,
@@ -124,7 +124,6 @@ def make_job(
             "encoders": _places(method),
             **({} if start is None else {"weights": dict(start)}),
         },
-        adapts=start is not None,
     )
 
 

@@ -40,9 +40,8 @@ class Job:
     optim: OptimConfig
     monitor: MonitorConfig
     device: torch.device
-    validate: Callable[[], dict[str, float]] | None = None
+    validate: Callable[[int], dict[str, float]] | None = None  # after so many steps
     validate_every: int = 0  # steps; the last step is always validated
-    adapts: bool = False  # it began with weights that should not become worse
     decided: Mapping[str, object] = field(default_factory=dict)  # by images and machine; kept for a resume
 
     def is_due(self, done: int) -> bool:

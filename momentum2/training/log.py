@@ -149,11 +149,6 @@ class Log:
         records = read_metrics(self.path) if self.main else []
         return any(r["step"] == step and not {"loss", "alarm"} & r.keys() for r in records)
 
-    def first(self, metric: str) -> float | None:
-        """What a metric was before the first step; None if nobody knows, and on processes that do not log."""
-        records = read_metrics(self.path) if self.main else []
-        return next((r[metric] for r in records if r["step"] == 0 and metric in r), None)
-
     def alarm(self, step: int, sentence: str) -> None:
         """Record and show something that the user should look at."""
         if self.main:

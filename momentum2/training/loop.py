@@ -45,7 +45,7 @@ def fit(job: Job, run: OpenRun) -> bool:
             log.say("This run is already finished." if start == job.steps else f"Resuming at step {start:,}.")
         # A run that was stopped or killed before the validation of its last step has it now.
         if job.validate and job.is_due(start) and broadcast_bytes(b"%d" % log.has_validation(start)) == b"0":
-            log.metrics(start, job.validate())
+            log.metrics(start, job.validate(start))
         meter.restart()
         for batch in batches:
             k, lr, done = batch.step, job.lr(batch.step), batch.step + 1
@@ -79,10 +79,9 @@ def fit(job: Job, run: OpenRun) -> bool:
             if stop:
                 break
             if job.validate and job.is_due(done):  # after the save: it may take minutes
-                found = job.validate()
+                found = job.validate(done)
                 log.metrics(done, found)
-                first = log.first("knn_top1") if job.adapts else None
-                for sentence in alarms.check_start(done, first, found.get("knn_top1")):
+                for sentence in alarms.check_start(done, found):
                     log.alarm(done, sentence)
                 meter.restart()
     return not stop

@@ -60,9 +60,10 @@ def share(config: Config, world: int, kind: type[Method]) -> Sharing:
     if by_device and train.devices != "auto":
         devices = train.devices
         if devices % world:
-            divisors = ", ".join(str(w) for w in range(1, devices + 1) if devices % w == 0)
+            divisors = [str(w) for w in range(1, devices + 1) if devices % w == 0]
             raise SettingError(
-                "train.devices", f"{devices} cannot be divided among {world} processes. Start {divisors}."
+                "train.devices",
+                f"{devices} cannot be divided among {world} processes. Start {' or '.join(divisors)} of them.",
             )
     if batch % (devices * train.accumulate):
         what = f"{devices} device(s)" if by_device else f"{world} process(es)"
@@ -150,8 +151,8 @@ def describe(
         ("steps", f"{K:,} of {train.batch_size} images ({K / plan.steps_per_epoch:.4g} epochs, {samples})"),
         *([("devices", _devices(config, plan))] if per_device(config, plan.method) else []),
         ("processes", f"{plan.world}, {train.accumulate} micro-batch(es) of {plan.micro_batch} each"),
-        ("lr", f"peak {s.lr_base:.4g}, {over_time((s.lr(at[0]), s.lr(at[1]), s.lr(at[2])))}"),
-        ("warm-up", f"{s.warmup:,} steps"),
+        ("lr", f"peak {_peak(config, plan)}, {over_time((s.lr(at[0]), s.lr(at[1]), s.lr(at[2])))}"),
+        ("warm-up", f"{s.warmup:,} steps" + (", the whole run" if s.warmup == K else "")),
         *([("optimizer", told)] if (told := _optimizer(config.optim, plan)) else []),
     ]
     if plan.method.has_teacher:
@@ -209,7 +210,12 @@ def _heads(kind: type[Method], config: Config) -> str:
     return "only its heads have, so norms and alpha are theirs"
 
 
+def _peak(config: Config, plan: Plan) -> str:
+    batch = config.train.batch_size
+    return f"{plan.schedule.lr_base:.4g} ({config.optim.lr:g} per 256 images × {batch} / 256)"
+
+
 def _devices(config: Config, plan: Plan) -> str:
     each = config.train.batch_size // (plan.devices * config.train.accumulate)
     chosen = ", the number of processes of the first start" if config.train.devices == "auto" else ""
-    return f"{plan.devices} with {each} images of a micro-batch each{chosen}"
+    return f"{plan.devices}, each with {each} images of a micro-batch{chosen}"

@@ -204,7 +204,7 @@ def test_cached_is_reproducible_and_has_its_floors(run: Path):
         assert first is not None
         assert again == replace(first, floors={})
         report(first, subject.directory)
-    assert list(first.floors) == ["random initialization", "raw pixels"]
+    assert list(first.floors) == ["random initialization", "raw pixels", "whitened patches"]
     entry = json.loads((run / "results.json").read_text())["linear cached | pictures test | teacher"]
     assert entry["accuracy"]["top1"] == first.accuracy.top1
     assert entry["floors"] == first.floors

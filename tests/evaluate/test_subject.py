@@ -93,7 +93,7 @@ def test_floors(run: Path):
         floors = dict(subject.floors())
         again = dict(subject.floors())
         images = subject.labeled.train
-        assert list(floors) == ["random initialization", "raw pixels"]
+        assert list(floors) == ["random initialization", "raw pixels", "whitened patches"]
         features = {name: subject.features(images, encoder).features for name, encoder in floors.items()}
         pixels = features["raw pixels"]
         assert pixels.shape == (184, 3 * 16 * 16)
@@ -111,7 +111,10 @@ def test_floors(run: Path):
         assert (normalized.std(1) - 1).abs().max() < 0.05
 
 
-@pytest.mark.parametrize(("weights", "name"), [("random", "random initialization"), ("pixels", "raw pixels")])
+@pytest.mark.parametrize(
+    ("weights", "name"),
+    [("random", "random initialization"), ("pixels", "raw pixels"), ("patches", "whitened patches")],
+)
 def test_a_floor_in_place_of_the_weights(run: Path, weights: str, name: str):
     with open_subject(run, replace(ONE, weights=weights)) as subject:
         assert subject.name == name
@@ -128,9 +131,9 @@ def test_floors_learn_from_a_limited_number_of_images(run: Path, monkeypatch: py
         return torch.zeros(len(test), classes)
 
     with open_subject(run, ONE) as subject:
-        assert list(by_features.judge_floors(subject, classify)) == ["random initialization", "raw pixels"]
+        assert len(by_features.judge_floors(subject, classify)) == 3
         by_features.judge(subject, classify)
-    assert [n for n, _, _ in seen] == [50, 50, 184]
+    assert [n for n, _, _ in seen] == [50, 50, 50, 184]
     assert seen[0][1] == 50
     assert seen[0][2] > 5  # of all classes
 

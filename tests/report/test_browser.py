@@ -52,9 +52,26 @@ def test_it_loads_without_errors_and_without_the_network(browser: Any, page: Pat
     browser.open(page.as_uri())
     assert browser.problems == []
     assert browser.requests == [page.as_uri()]
-    assert browser.run("document.querySelectorAll('#curves-plot .scatterlayer .trace').length") >= 10
+    assert browser.run("document.querySelectorAll('#curves-plot path.curve').length") >= 10
     alarms = browser.run("document.getElementById('alarm-plot').textContent")
     assert "the representation has <b>collapsed</b>" in alarms
+
+
+def test_pointing_at_a_curve_shows_its_values(browser: Any, page: Path):
+    browser.open(page.as_uri())
+    panel = "document.querySelector('#curves-plot .panel')"
+    browser.run(f"{panel}.scrollIntoView({{block: 'center'}})")
+    left, top, width, height = browser.run(
+        f"(({{x, y, width, height}}) => [x, y, width, height])({panel}.querySelector('svg').getBoundingClientRect())"
+    )
+    assert browser.run(f"{panel}.querySelector('.values').hidden")
+    browser.mouse("mouseMoved", left + width * 0.97, top + height / 2)
+    browser.until(f"!{panel}.querySelector('.values').hidden")
+    said = browser.run(f"{panel}.querySelector('.values').textContent")
+    last = browser.run("DATA.runs[0].series.loss")
+    assert said.startswith(f"step {last['step'][-1]:g}")
+    assert f"{last['value'][-1]:.4g}" in said
+    assert browser.problems == []
 
 
 def test_names_that_are_markup_are_shown_as_text(browser: Any, page: Path):
@@ -64,7 +81,7 @@ def test_names_that_are_markup_are_shown_as_text(browser: Any, page: Path):
     classes = browser.run("[...document.querySelectorAll('#legend span')].map((e) => e.textContent)")
     assert classes == ["</script><script>boom()</script>", "<img src=x onerror=boom()>", "a & b"]
     assert browser.run("document.querySelector('h3').textContent") == "run <b>"
-    assert "run <b>" in browser.run("document.querySelector('#curves-plot .legend').textContent")
+    assert "run <b>" in browser.run("document.querySelector('#curves-plot .runs').textContent")
     assert browser.run("document.querySelector('.row figure').title").startswith(
         "test/<img src=y onerror=boom()>"
     )
@@ -125,7 +142,10 @@ def test_the_selector_changes_the_run(browser: Any, page: Path):
 def test_axes_and_theme_can_be_changed(browser: Any, page: Path):
     browser.open(page.as_uri())
     set_value(browser, "axis", "images")
-    assert browser.run("document.getElementById('curves-plot').data[0].x") == [8, 16, 24, 32]
+    drawn = "[...document.querySelectorAll('#curves-plot .panel:nth-of-type(1) svg > text')].map((e) => e.textContent)"
+    assert "30" in browser.run(drawn)  # of 32 images
+    set_value(browser, "axis", "step")
+    assert "30" not in browser.run(drawn)
     light = browser.run("getComputedStyle(document.body).backgroundColor")
     browser.run("document.getElementById('theme').click()")
     assert browser.run("getComputedStyle(document.body).backgroundColor") != light

@@ -3,14 +3,12 @@
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
 from momentum2.errors import UserError
 from momentum2.report import ReportOptions, write_last_report, write_report
-from momentum2.report.page import NO_PLOTLY
 
 
 def copy(run: Path, to: Path) -> Path:
@@ -31,7 +29,7 @@ def change(run: Path, before: str, after: str) -> None:
 def test_one_file_of_a_bearable_size(run: Path, tmp_path: Path):
     page = write_report([run], tmp_path / "page.html")
     assert page == tmp_path / "page.html"
-    assert 4_000_000 < page.stat().st_size < 6_000_000
+    assert page.stat().st_size < 500_000
     assert notes(page) == []
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
@@ -41,17 +39,7 @@ def test_the_report_is_in_the_run_and_is_refreshed(run: Path, tmp_path: Path):
     assert write_last_report(other) == f"Report: {other / 'report.html'}"
     (other / "report.html").write_text("old")
     write_last_report(other)
-    assert (other / "report.html").stat().st_size > 1_000_000
-
-
-def test_without_plotly_one_line_says_how_to_get_it(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    page = write_report([run], tmp_path / "page.html")
-    assert notes(page) == [NO_PLOTLY.replace("'", "&#x27;")]
-    assert page.stat().st_size < 500_000
+    assert (other / "report.html").stat().st_size > 10_000
 
 
 def test_images_and_weights_that_are_gone_are_two_lines(run: Path, tmp_path: Path):

@@ -108,6 +108,8 @@ def test_the_page_refreshes_itself(server: tuple[str, Path], browser: Any):
     log(training, {"step": 6, "loss": 0.0625, "step_time": 1.0})
     log(training, {"step": 6, "alarm": "Step 6: <b>something</b> is wrong."})
     browser.until("document.getElementById('alarms').textContent.includes('<b>something</b>')")
-    assert browser.run("document.getElementById('curves-plot').data[0].y").pop() == 0.0625
+    assert browser.run("DATA.runs[0].series.loss.value").pop() == 0.0625
+    drawn = "document.querySelector('#curves-plot path.curve').getAttribute('d').split('L').length"
+    assert browser.run(drawn) == browser.run("DATA.runs[0].series.loss.value.length")
     assert browser.run("document.querySelectorAll('main b').length") == 0
     assert browser.problems == []

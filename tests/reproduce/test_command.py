@@ -83,7 +83,7 @@ def test_a_killed_row_goes_on_and_a_finished_one_is_not_run_again(tmp_path: Path
     assert row["row"] == "local-momentum"
     assert row["seeds"][0]["numbers"]["top-1"] > 0
     assert row["mean"]["seconds"] > 0
-    assert set(found["floors"]) == {"random initialization", "raw pixels"}
+    assert set(found["floors"]) == {"random initialization", "raw pixels", "whitened patches"}
     assert "| student BN, teacher Momentum BN |" in (out / "bn-statistics.md").read_text()
 
 

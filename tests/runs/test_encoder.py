@@ -124,11 +124,11 @@ def test_a_run_exports_and_scores_the_encoder_that_it_names(tmp_path: Path, monk
     )
     scored: list[dict[Network, nn.Module]] = []
 
-    def score(encoders: dict[Network, nn.Module]) -> dict[str, float]:
+    def score(encoders: dict[Network, nn.Module], done: int) -> dict[str, float]:
         scored.append(encoders)
         return {"knn_top1": 0.0}
 
-    monkeypatch.setattr("momentum2.api.online_knn", lambda _: score)
+    monkeypatch.setattr("momentum2.api.online_knn", lambda *_: score)
     assert pretrain(config, tmp_path).finished
     card = read_card(tmp_path / ENCODER)
     assert card is not None

@@ -102,12 +102,12 @@ def test_a_run_is_a_function_of_its_config(tmp_path: Path):
 def test_what_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     calls = []
 
-    def score(encoders: object) -> dict[str, float]:
+    def score(encoders: object, done: int) -> dict[str, float]:
         calls.append(encoders)
         return {"knn_top1": 50.0}
 
     config = replace(TINY, monitor=MonitorConfig(log_every=1, knn_every=1, tensorboard=True, report=False))
-    monkeypatch.setattr("momentum2.api.online_knn", lambda _: score)
+    monkeypatch.setattr("momentum2.api.online_knn", lambda *_: score)
     pretrain(config, tmp_path)
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     training = [r for r in records if "loss" in r]
@@ -128,19 +128,19 @@ def test_a_run_that_ends_in_its_last_validation_has_lost_nothing(
 
     trained = []
 
-    def score(encoders: object) -> dict[str, float]:
+    def score(encoders: object, done: int) -> dict[str, float]:
         if not trained:
             trained.append(True)
             return {"knn_top1": 10.0}
         raise Killed
 
     config = replace(TINY, monitor=MonitorConfig(log_every=1, knn_every=1, report=False))
-    monkeypatch.setattr("momentum2.api.online_knn", lambda _: score)
+    monkeypatch.setattr("momentum2.api.online_knn", lambda *_: score)
     with pytest.raises(Killed):
         pretrain(config, tmp_path)
     before = (tmp_path / "metrics.jsonl").read_text()
     for _ in range(2):  # what was missing is measured once, without a step being run again
-        monkeypatch.setattr("momentum2.api.online_knn", lambda _: lambda encoders: {"knn_top1": 50.0})
+        monkeypatch.setattr("momentum2.api.online_knn", lambda *_: lambda encoders, done: {"knn_top1": 50.0})
         assert pretrain(config, tmp_path).finished
     after = (tmp_path / "metrics.jsonl").read_text()
     assert [json.loads(line) for line in after.removeprefix(before).splitlines()] == [

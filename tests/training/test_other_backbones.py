@@ -103,7 +103,7 @@ def test_a_run_that_is_killed_ends_with_the_same_bits(
         subject=SubjectOptions(replace(DATA, split="train", test_split="train")),
         options=KnnOptions(k=1),
     )
-    assert set(result.floors) == {"random initialization", "raw pixels"}
+    assert set(result.floors) == {"random initialization", "raw pixels", "whitened patches"}
 
 
 def test_stochastic_depth_is_the_students_alone() -> None:
@@ -230,7 +230,17 @@ def test_published_weights_are_read_once_and_recorded(
     }
     assert begun.keys() - same == {"pos_embed"}
     result = evaluate_knn(run, options=KnnOptions(k=1))
-    assert set(result.floors) == {"starting weights", "random initialization", "raw pixels"}
+    assert set(result.floors) == {
+        "starting weights",
+        "random initialization",
+        "raw pixels",
+        "whitened patches",
+    }
+    online = [
+        json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines() if "knn_top1" in line
+    ]
+    assert online[0]["step"] == 0
+    assert online[0]["knn_top1"] == online[0]["floor_start"]
 
     # Afterwards nobody needs the file, and another one under its name is noticed.
     (run / "encoder.safetensors").unlink()
@@ -283,11 +293,11 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(
 
 def test_adapting_that_lowers_knn_is_an_alarm() -> None:
     alarms = Alarms(MonitorConfig())
-    assert alarms.check_start(10, None, 30.0) == []
-    assert alarms.check_start(10, 40.0, 39.5) == []
-    (sentence,) = alarms.check_start(20, 40.0, 30.0)
+    assert alarms.check_start(10, {"knn_top1": 30.0, "knn_interval": 1.0}) == []
+    assert alarms.check_start(10, {"knn_top1": 39.5, "knn_interval": 1.0, "floor_start": 40.0}) == []
+    (sentence,) = alarms.check_start(20, {"knn_top1": 30.0, "knn_interval": 1.0, "floor_start": 40.0})
     assert "adapting lowered kNN from 40.0% to 30.0%" in sentence
-    assert alarms.check_start(30, 40.0, 20.0) == []
+    assert alarms.check_start(30, {"knn_top1": 20.0, "knn_interval": 1.0, "floor_start": 40.0}) == []
 
 
 def photos(folder: Path, count: int = 24) -> Path:

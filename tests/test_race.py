@@ -1,0 +1,107 @@
+"""The race on a few drawn images: every kind of row, the files it keeps, and the page it writes."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from scipy.stats import ttest_1samp
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def race() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("race", ROOT / "benchmarks" / "race.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["race"] = module  # where its dataclasses look for their module
+    spec.loader.exec_module(module)
+    return module
+
+
+SMALL = [
+    "--data",
+    "shapes",
+    "--train-size",
+    "200",
+    "--test-size",
+    "60",
+    "--linear",
+    "none",
+    "--budgets",
+    "0.5",
+]
+
+
+def test_a_race_from_start_to_page(
+    race: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setitem(race.SHARED, "train.batch_size", 16)
+    monkeypatch.setitem(race.SHARED, "model.width", 0.125)
+    out = tmp_path / "race"
+
+    def here(words: list[str], **_: object) -> object:
+        """A run in this process: the arguments after the script's name."""
+        race.main(words[words.index("one") :])
+        return type("Ended", (), {"returncode": 0, "stderr": ""})
+
+    monkeypatch.setattr(race.subprocess, "run", here)
+    rows = ["bundle", "simclr", "byol", "moco", "pixels", "random", "patches"]
+    words = ["run", *SMALL, "--out", str(out), "--rows", *rows, "--seeds", "0", "1"]
+    race.main(words)
+    runs = race.read_runs(out)
+    assert len(runs) == len(rows) * 2
+    bundle = next(r for r in runs if r["row"] == "bundle")
+    assert bundle["settings"]["method"]["repulsion"] == "batch"
+    assert bundle["settings"]["optim"]["name"] == "muon"
+    assert bundle["steps"] >= 1
+    assert bundle["cpu_seconds"] >= 0.5
+    assert set(bundle["networks"]) == {"teacher", "student"}
+    assert all(0 <= first["knn20"] <= 100 for r in runs for first in r["networks"].values())
+    # What is there is not run again.
+    monkeypatch.setattr(race.subprocess, "run", None)
+    race.main(words)
+    page = tmp_path / "docs" / "race.md"
+    race.main(["table", "--out", str(out), "--page", str(page)])
+    text = page.read_text(encoding="utf-8")
+    assert "Table B" in text
+    assert "Table A" not in text  # no library raced
+    for row in ("bundle", "simclr", "byol", "moco"):
+        assert f"(`{row}`)" in text
+    assert (tmp_path / "docs" / "race.svg").read_text(encoding="utf-8").startswith("<?xml")
+    found = json.loads((out / "race.json").read_text(encoding="utf-8"))
+    assert found["rows"]["bundle"]["budgets"]["0.5"]["to_simclr"]["pairs"] <= 2
+
+
+def test_the_interval_is_that_of_students_t(race: ModuleType):
+    values = [0.3, -1.2, 0.8, 1.9]
+    low, high = ttest_1samp(values, 0).confidence_interval(0.95)
+    assert race.interval(values) == pytest.approx((high - low) / 2)
+    assert race.interval([1.0]) is None
+
+
+def test_time_to_an_accuracy(race: ModuleType):
+    curve = [(300.0, 55.0), (60.0, 35.0), (120.0, 45.0)]
+    assert race.time_to(30, curve) == "≤ 60"
+    assert race.time_to(40, curve) == "85"  # halfway between 60 and 120 on a logarithmic scale
+    assert race.time_to(55, curve) == "300"
+    assert race.time_to(60, curve) == "> 300"
+
+
+def test_runs_on_a_machine_of_another_speed_are_not_compared(race: ModuleType):
+    assert race.comparable({"gemm": [80, 80]}, {"gemm": [86, 86]})
+    assert not race.comparable({"gemm": [80, 80]}, {"gemm": [70, 70]})
+
+
+def test_the_clock_charges_what_a_step_costs_undisturbed(race: ModuleType, monkeypatch: pytest.MonkeyPatch):
+    now = iter([0.0, 1.0, 2.0, 3.0, 13.0, 14.0])  # the fourth step was disturbed
+    monkeypatch.setattr(race.time, "process_time", lambda: next(now))
+    clock = race.Clock(4.5)
+    assert [clock.tick() for _ in range(5)] == [True, True, True, True, False]
+    assert clock.spent == pytest.approx(5)
+    assert clock.raw == 14
+    assert clock.share == 1
