@@ -4,13 +4,12 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from momentum2 import distributed
@@ -24,7 +23,12 @@ from momentum2.errors import SettingError, UserError
 from momentum2.evaluate import embed as features_file
 from momentum2.evaluate import knn, linear, semi
 from momentum2.evaluate.accuracy import report as keep_result
+from momentum2.evaluate.embed import Embeddings
 from momentum2.evaluate.online import online_knn
+from momentum2.evaluate.search import Neighbors, SearchOptions, as_it_saw_them
+from momentum2.evaluate.search import search as search_features
+from momentum2.evaluate.selection import By, Selection, SelectOptions
+from momentum2.evaluate.selection import select as select_features
 from momentum2.evaluate.subject import Subject, SubjectOptions, data_of, open_subject
 from momentum2.files import write_whole
 from momentum2.methods import Method
@@ -35,6 +39,8 @@ from momentum2.runs.handle import Run
 from momentum2.runs.metrics import floors_in, last_knn
 from momentum2.runs.names import ENCODER, PLAN, START
 from momentum2.runs.results import Result, below_floors
+from momentum2.runs.table import RunRow, compare, write_csv
+from momentum2.settings import check as check_settings
 from momentum2.settings import flatten
 from momentum2.training.build import build_method, make_job, with_cache, with_devices
 from momentum2.training.checks import check, check_encoder, method_class
@@ -259,23 +265,6 @@ def evaluate_semi(
         return _kept(semi.evaluate_semi(found, options), found)
 
 
-@dataclass(frozen=True)
-class Embeddings:
-    """Features of n images.
-
-    Args:
-        features: (n, d) float32.
-        names: Of the images.
-        labels: (n,) int64, or None.
-        class_names: What the labels mean, or None.
-    """
-
-    features: NDArray[np.float32]
-    names: list[str]
-    labels: NDArray[np.int64] | None
-    class_names: tuple[str, ...] | None
-
-
 def embed(
     source: Source,
     *,
@@ -286,14 +275,107 @@ def embed(
 ) -> Embeddings:
     """Features of images, with their names and labels; with `out`, also as a .npz or .parquet file."""
     with _subject(source, data, subject, encoder) as found:
-        images = found.images
         if out is None:
-            seen = found.features(images)
-        else:
-            seen = features_file.embed(found, features_file.EmbedOptions(os.fspath(out)))
-        names = [images.names[i] for i in seen.indices.tolist()]
-        labels = None if seen.labels is None else seen.labels.numpy()
-        return Embeddings(seen.features.numpy(), names, labels, images.class_names)
+            return features_file.embeddings(found)
+        return features_file.embed(found, features_file.EmbedOptions(os.fspath(out)))
+
+
+def search(
+    source: Source,
+    images: Source | Sequence[Source],
+    features: Source | Embeddings,
+    *,
+    options: SearchOptions | None = None,
+    out: Source | None = None,
+    data: str | None = None,
+    encoder: nn.Module | None = None,
+) -> list[Neighbors]:
+    """The images that are nearest to one, or to each of several, by their features.
+
+    Args:
+        source: The encoder that made the features.
+        images: Image files.
+        features: Of the images to search in: what `embed` returned or wrote.
+        options: How many, and by which network.
+        out: Also write a page (.html) that shows them.
+        data: Where the images are, for the page (default: where they were when the features were made).
+        encoder: The network, where the run was started with your own.
+    """
+    asked = [os.fspath(images)] if isinstance(images, str | os.PathLike) else [os.fspath(i) for i in images]
+    if not asked:
+        raise UserError("No image given. Pass at least one.")
+    place = _file("out", out, ".html")
+    known = _embeddings(features)
+    options = options or SearchOptions()
+    check_settings(options)
+    with _subject(source, None, as_it_saw_them(source, known, options), encoder) as found:
+        nearest = search_features(found, asked, known, options.count)
+    if place is not None and distributed.is_main():
+        from momentum2.report.gallery import write_search
+
+        write_search(place, nearest, known, data)
+    return nearest
+
+
+def select(
+    features: Source | Embeddings,
+    by: By,
+    *,
+    options: SelectOptions | None = None,
+    out: Source | None = None,
+    keep: Source | None = None,
+    data: str | None = None,
+) -> Selection:
+    """Images that repeat others, that are unlike all others, or that cover all others, by their features.
+
+    Args:
+        features: What `embed` returned or wrote.
+        by: duplicates, outliers or diverse.
+        options: From which similarity on, how many, and so on.
+        out: Also write a table (.csv) or a page that shows them (.html).
+        keep: Also write a list file (.txt) of the diverse images or, of the others, of all that were not selected.
+        data: Where the images are (default: where they were when the features were made).
+    """
+    from momentum2.report import gallery
+
+    place, listed = _file("out", out, ".csv", ".html"), _file("keep", keep, ".txt")
+    known = _embeddings(features)
+    found = select_features(known, replace(options or SelectOptions(), by=by))
+    if listed is not None:
+        kept = found.indices if by == "diverse" else found.rest
+        gallery.write_list(listed, np.sort(kept).tolist(), known, data)
+    if place is not None and place.suffix == ".csv":
+        gallery.write_table(place, found, known)
+    elif place is not None:
+        gallery.write_selection(place, found, known, data)
+    return found
+
+
+def compare_runs(folder: Source, out: Source | None = None) -> list[RunRow]:
+    """The runs below a folder with their results and the settings that differ; with `out`, also as a .csv file."""
+    place = _file("out", out, ".csv")
+    found = compare(Path(folder))
+    if place is not None:
+        write_csv(place, found)
+    return found
+
+
+def _embeddings(features: Source | Embeddings) -> Embeddings:
+    return features if isinstance(features, Embeddings) else features_file.read_embeddings(Path(features))
+
+
+def _file(setting: str, place: Source | None, *suffixes: str) -> Path | None:
+    """A file to write, checked before anything is computed."""
+    path = None if place is None else Path(place)
+    if path is None:
+        return None
+    if path.suffix not in suffixes:
+        raise SettingError(setting, f"must be a file that ends in {' or '.join(suffixes)}.")
+    if not path.parent.is_dir():
+        raise SettingError(
+            setting, f"{path} is in a folder that does not exist. Create it, or choose another."
+        )
+    return path
 
 
 def export_encoder(
@@ -365,7 +447,11 @@ def _kept(result: Result | None, subject: Subject) -> Result:
 
 __all__ = [
     "Embeddings",
+    "Neighbors",
+    "RunRow",
+    "Selection",
     "Stopped",
+    "compare_runs",
     "detect",
     "embed",
     "evaluate_knn",
@@ -376,6 +462,8 @@ __all__ = [
     "plan",
     "pretrain",
     "recipe",
+    "search",
+    "select",
     "views",
     "write_report",
 ]

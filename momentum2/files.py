@@ -29,13 +29,22 @@ LARGEST = 2**30
 
 def read(path: Path, limit: int = LARGEST) -> bytes:
     """The content of a regular file of at most `limit` bytes; an `OSError` for anything else, at once."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        _check_regular(descriptor, path)
-        size = os.fstat(descriptor).st_size
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         if size > limit:
             raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes", str(path))
         return file.read(size)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file to read from; an `OSError` for anything else, at once."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _check_regular(descriptor, path)
+        return open(descriptor, "rb")
+    except OSError:
+        os.close(descriptor)
+        raise
 
 
 def read_text(path: Path, limit: int = LARGEST) -> str:

@@ -366,7 +366,7 @@ def test_help_shows_every_option_once(
     shown = [line.split()[0] for line in said.splitlines() if line.startswith("  --")]
     options = COMMANDS[name].options()
     assert sorted(shown) == sorted(
-        f"--{option}" for option in options.known if not option.startswith("objects.")
+        f"--{option.rstrip('_')}" for option in options.known if not option.startswith("objects.")
     )
     for part in (*options.options, *([options.settings] if options.settings else [])):
         for field in (f for f in leaves(type(part)) if "." not in f):

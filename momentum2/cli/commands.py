@@ -249,6 +249,131 @@ def embed(words: Words) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class SearchFiles:
+    """In what is searched.
+
+    Args:
+        in_: The features of the images to search in: a file that momentum2 embed wrote.
+        out: Also write a page that shows the images found, such as search.html.
+        data: Where the images are (default: where they were when the features were made).
+    """
+
+    in_: str | None = None
+    out: str | None = None
+    data: str | None = None
+
+
+def _search_options() -> Options:
+    from momentum2.evaluate.search import SearchOptions
+
+    about = Positional("RUN IMAGE", "A run directory or file of weights, then one or more image files.")
+    return Options(about, (SearchFiles(), SearchOptions()))
+
+
+def search(words: Words) -> int:
+    """Find the nearest images."""
+    from momentum2 import api
+    from momentum2.evaluate.search import SearchOptions
+
+    (run, *images), files = words.some(), words.read(SearchFiles())
+    if not images:
+        raise UserError("Missing argument IMAGE. Pass the run, then one or more image files.")
+    if files.in_ is None:
+        raise UserError("Choose the features to search in with --in FILE; momentum2 embed writes them.")
+    options = words.read(SearchOptions())
+    found = api.search(run, images, files.in_, options=options, out=files.out, data=files.data)
+    for one in found:
+        _say(f"{one.image}:")
+        for name, similarity in zip(one.names, one.similarity.tolist(), strict=True):
+            _say(f"  {similarity:6.3f}  {name}")
+    if files.out is not None:
+        _say(f"Wrote {files.out}")
+    return 0
+
+
+@dataclass(frozen=True)
+class SelectFiles:
+    """What is written.
+
+    Args:
+        out: A table (.csv), or a page that shows the images (.html).
+        keep: A list file (.txt) to train on: the diverse images, or all that are not duplicates or outliers.
+        data: Where the images are (default: where they were when the features were made).
+    """
+
+    out: str | None = None
+    keep: str | None = None
+    data: str | None = None
+
+
+def _select_options() -> Options:
+    from momentum2.evaluate.selection import SelectOptions
+
+    about = Positional("FEATURES", "A file that momentum2 embed wrote.")
+    return Options(about, (SelectOptions(), SelectFiles()))
+
+
+def select(words: Words) -> int:
+    """Select images."""
+    from momentum2 import api
+    from momentum2.evaluate.selection import SelectOptions
+
+    options, files = words.read(SelectOptions()), words.read(SelectFiles())
+    if options.by is None:
+        raise UserError("Choose what to select with --by: duplicates, outliers or diverse.")
+    found = api.select(
+        words.one(), options.by, options=options, out=files.out, keep=files.keep, data=files.data
+    )
+    _say(f"{len(found.names):,} of {len(found.names) + len(found.rest):,} images: {options.by}")
+    for name, similarity in list(zip(found.names, found.similarity.tolist(), strict=True))[:_LISTED]:
+        _say(f"  {similarity:6.3f}  {name}")
+    if len(found.names) > _LISTED:
+        _say(f"  ... and {len(found.names) - _LISTED:,} more")
+    for path in (files.out, files.keep):
+        if path is not None:
+            _say(f"Wrote {path}")
+    return 0
+
+
+_LISTED = 20  # selected images that are printed
+
+
+@dataclass(frozen=True)
+class RunsOptions:
+    """The table.
+
+    Args:
+        out: Also write it to this file, which ends in .csv.
+    """
+
+    out: str | None = None
+
+
+def runs(words: Words) -> int:
+    """Show a table of runs."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from momentum2 import api
+    from momentum2.runs.table import columns
+
+    out = words.read(RunsOptions()).out
+    header, *rows = columns(api.compare_runs(words.one(), out))
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in header:
+        table.add_column(Text(shown(name)), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(shown(cell)) for cell in row))
+    console = Console()
+    # A pipe has no width: what reads it gets one line for each run.
+    (console if console.is_terminal else Console(width=10_000)).print(table)
+    if out is not None:
+        _say(f"Wrote {out}")
+    return 0
+
+
 def _on_images(options: "DataclassInstance") -> Options:
     from momentum2.evaluate.subject import SubjectOptions
 
@@ -534,6 +659,25 @@ COMMANDS: dict[str, Command] = {
         _IMAGES_USAGE,
         _embed_options,
         embed,
+    ),
+    "search": Command(
+        "Find the images most similar to one, by their features. All are compared, so the answer is exact.",
+        "RUN IMAGE [IMAGE ...] --in features.npz [--out search.html] [options]",
+        _search_options,
+        search,
+    ),
+    "select": Command(
+        "Select images by their features: duplicates, outliers or diverse ones. All are compared: n images take n² "
+        "comparisons for duplicates and outliers, and count × n for diverse ones.",
+        "FEATURES --by duplicates|outliers|diverse [--out FILE] [options]",
+        _select_options,
+        select,
+    ),
+    "runs": Command(
+        "Show a table of the runs below a folder, with their results and the settings that differ.",
+        "DIR [--out runs.csv]",
+        lambda: Options(Positional("DIR", "A folder with run directories."), (RunsOptions(),)),
+        runs,
     ),
     "report": Command(
         "Write one self-contained HTML page about a run, or several side by side.",

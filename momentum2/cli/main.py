@@ -177,7 +177,14 @@ def _completion(shell: str) -> str:
         leaf = groups[group].add_parser(word, help=plain(_summary(name)))
         command.options().fill(leaf)
         for action in leaf._actions:
-            if not action.choices and action.metavar in ("TEXT", "RUN", "DATA"):  # most texts are paths
+            if not action.choices and action.metavar in (
+                "TEXT",
+                "RUN",
+                "RUN IMAGE",
+                "DATA",
+                "DIR",
+                "FEATURES",
+            ):  # most texts are paths
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
     return str(shtab.complete(parser, shell))
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
+from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -195,6 +196,7 @@ class Options:
         """Name and value of an option, whose value may be the next word; None for the word none, where that is one."""
         name, has_value, value = word.removeprefix("-").removeprefix("-").partition("=")
         name, known = name.replace("-", "_"), self.known
+        name += "_" if iskeyword(name) else ""  # no field can be called `in`; it is `in_`
         if name not in known and OLD_OPTIONS.get(name) in known:
             old.append(f"--{name} is now --{OLD_OPTIONS[name]}.")
             name = OLD_OPTIONS[name]
@@ -243,7 +245,7 @@ def _add_group(parser: argparse.ArgumentParser, part: "DataclassInstance", secti
             text += f" (default: {str(value).lower() if isinstance(value, bool) else value})"
         hint = hints[each.name]
         group.add_argument(
-            f"--{name}", metavar=_metavar(hint), help=plain(text), choices=words_of(hint) or None
+            f"--{name.rstrip('_')}", metavar=_metavar(hint), help=plain(text), choices=words_of(hint) or None
         )
     for name, inside in sections:
         _add_group(parser, inside, name)

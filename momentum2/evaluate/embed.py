@@ -1,18 +1,62 @@
-"""Features as a file, for whatever comes next: search, clustering, plots, other classifiers."""
+"""Features as a file, for whatever comes next: search, selection, clustering, plots, other classifiers."""
 
+import json
+import zipfile
+import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from momentum2 import distributed
-from momentum2.data import Dataset
 from momentum2.errors import SettingError, UserError
 from momentum2.evaluate.features import Features
 from momentum2.evaluate.subject import Subject
-from momentum2.files import whole_file
+from momentum2.files import open_regular, parse_json, whole_file
+from momentum2.weights import checksum, on_cpu
+
+_ORIGIN = "origin"  # the array, or the metadata of a Parquet file, that says where features come from
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where features come from: what else must be the same to compare others with them, and where the images are.
+
+    Args:
+        encoder: SHA-256 of the weights.
+        image_size: Side of what the encoder was shown.
+        name: The kind of data set.
+        root: Its folder or file, as it was given.
+        split: Its part.
+    """
+
+    encoder: str
+    image_size: int
+    name: str
+    root: str | None
+    split: str
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Features of n images.
+
+    Args:
+        features: (n, d) float32.
+        names: Of the images.
+        labels: (n,) int64, or None.
+        class_names: What the labels mean, or None.
+        origin: Where they come from, or None if that is not known.
+    """
+
+    features: NDArray[np.float32]
+    names: list[str]
+    labels: NDArray[np.int64] | None
+    class_names: tuple[str, ...] | None
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True)
@@ -26,10 +70,28 @@ class EmbedOptions:
     out: str | None = None
 
 
-def embed(subject: Subject, options: EmbedOptions) -> Features:
+def embeddings(subject: Subject) -> Embeddings:
+    """The features of all images of `data.split`; unreadable images are left out."""
+    dataset, data = subject.images, subject.options.data
+    found: Features = subject.features(dataset)
+    return Embeddings(
+        found.features.numpy(),
+        [dataset.names[i] for i in found.indices.tolist()],
+        None if found.labels is None else found.labels.numpy(),
+        dataset.class_names,
+        Origin(encoder_digest(subject), data.image_size, data.name, data.root, data.split),
+    )
+
+
+def encoder_digest(subject: Subject) -> str:
+    """What tells this encoder's weights from all others."""
+    return checksum(on_cpu(subject.encoder.state_dict()))
+
+
+def embed(subject: Subject, options: EmbedOptions) -> Embeddings:
     """Write the features of all images of `data.split`, with names and, if known, labels; returns them.
 
-    An `.npz` has arrays `features` (n, d) float32, `paths` (n,), `labels` (n,) and `class_names`; a
+    An `.npz` has arrays `features` (n, d) float32, `paths` (n,), `labels` (n,), `class_names` and `origin` (JSON); a
     `.parquet` has columns `path`, `label`, `class` and `features`. Neither has labels if the data has none.
     """
     path = Path(options.out or "")
@@ -38,12 +100,11 @@ def embed(subject: Subject, options: EmbedOptions) -> Features:
     if not path.parent.is_dir():
         raise SettingError("out", f"{path} is in a folder that does not exist. Create it, or choose another.")
     write = _write_npz if path.suffix == ".npz" else _parquet_writer()
-    dataset = subject.images
-    found = subject.features(dataset)
+    found = embeddings(subject)
     if distributed.is_main():
         try:
             with whole_file(path) as file:
-                write(file, found, dataset)
+                write(file, found)
         except OSError as error:
             raise SettingError(
                 "out", f"{path} cannot be written ({error.strerror}). Choose another file."
@@ -51,8 +112,59 @@ def embed(subject: Subject, options: EmbedOptions) -> Features:
     return found
 
 
-def _paths(found: Features, dataset: Dataset) -> list[str]:
-    return [dataset.names[i] for i in found.indices.tolist()]
+def read_embeddings(path: Path) -> Embeddings:
+    """What `embed` wrote, or another tool with the same arrays or columns; a `UserError` if it cannot be used."""
+    if path.suffix not in (".npz", ".parquet"):
+        raise UserError(f"{path} does not end in .npz or .parquet. Pass a file that momentum2 embed wrote.")
+    read = _read_npz if path.suffix == ".npz" else _parquet_reader()
+    try:
+        with open_regular(path) as file:
+            arrays, origin = read(file)
+        return _checked(arrays, origin)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror or error}).") from None
+    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(
+            f"{path} is not a file of features ({error}). Write it again with momentum2 embed."
+        ) from None
+
+
+def _checked(arrays: dict[str, Any], origin: str | None) -> Embeddings:
+    x, paths = arrays["features"], arrays["paths"]
+    if x.ndim != 2 or x.dtype.kind != "f" or not x.size:
+        raise ValueError("features must be numbers in rows and columns")
+    x = np.ascontiguousarray(x, np.float32)
+    if not all(np.isfinite(x[i : i + 65_536]).all() for i in range(0, len(x), 65_536)):
+        raise ValueError("some features are not finite")
+    if paths.dtype.kind != "U" or paths.shape != (len(x),):
+        raise ValueError("there must be one path for each row of features")
+    labels, classes = arrays.get("labels"), arrays.get("class_names")
+    if labels is not None and classes is not None:
+        if labels.dtype.kind not in "iu" or labels.shape != (len(x),) or classes.dtype.kind != "U":
+            raise ValueError("there must be one label for each row of features")
+        if labels.min() < 0 or labels.max() >= len(classes):
+            raise ValueError("some labels have no class name")
+    else:
+        labels = classes = None
+    return Embeddings(
+        x,
+        paths.tolist(),
+        None if labels is None else labels.astype(np.int64),
+        None if classes is None else tuple(classes.tolist()),
+        None if origin is None else _origin(origin),
+    )
+
+
+def _origin(text: str) -> Origin:
+    found = parse_json(text)
+    if not isinstance(found, dict):
+        raise ValueError("its origin is not a table")
+    values: dict[str, Any] = {name: found.get(name) for name in Origin.__dataclass_fields__}
+    for name, value in values.items():
+        kinds = int if name == "image_size" else str | None if name == "root" else str
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise ValueError(f"its origin has no proper {name}")
+    return Origin(**values)
 
 
 def _utf8(name: str) -> str:
@@ -60,31 +172,69 @@ def _utf8(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode()
 
 
-def _write_npz(file: BinaryIO, found: Features, dataset: Dataset) -> None:
-    arrays = {"features": found.features.numpy(), "paths": np.array(_paths(found, dataset))}
+def _write_npz(file: BinaryIO, found: Embeddings) -> None:
+    arrays: dict[str, Any] = {"features": found.features, "paths": np.array(found.names)}
     if found.labels is not None:
-        arrays |= {"labels": found.labels.numpy(), "class_names": np.array(dataset.class_names)}
+        arrays |= {"labels": found.labels, "class_names": np.array(found.class_names)}
+    if found.origin is not None:
+        arrays[_ORIGIN] = np.array(json.dumps(asdict(found.origin)))
     np.savez(file, allow_pickle=False, **arrays)
 
 
-def _parquet_writer() -> Callable[[BinaryIO, Features, Dataset], None]:
-    """The writer of .parquet files, asked for before the features are computed."""
+def _read_npz(file: BinaryIO) -> tuple[dict[str, Any], str | None]:
+    with np.load(file, allow_pickle=False) as stored:
+        names = ("features", "paths", "labels", "class_names", _ORIGIN)
+        arrays = {name: stored[name] for name in names if name in stored}
+    return arrays, str(arrays.pop(_ORIGIN)) if _ORIGIN in arrays else None
+
+
+def _parquet() -> tuple[Any, Any]:
+    """pyarrow, asked for before anything is computed."""
     try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+        import pyarrow
+        import pyarrow.parquet
     except ImportError:
         raise UserError(
             "Parquet files need pyarrow. Run pip install 'momentum2[parquet]', or use .npz."
         ) from None
+    return pyarrow, pyarrow.parquet
 
-    def write(file: BinaryIO, found: Features, dataset: Dataset) -> None:
+
+def _parquet_writer() -> Callable[[BinaryIO, Embeddings], None]:
+    pa, pq = _parquet()
+
+    def write(file: BinaryIO, found: Embeddings) -> None:
         x = found.features
-        columns = {"path": pa.array([_utf8(name) for name in _paths(found, dataset)])}
-        if found.labels is not None and dataset.class_names is not None:
-            labels = found.labels.numpy()
-            names = np.array([_utf8(name) for name in dataset.class_names])
-            columns |= {"label": pa.array(labels), "class": pa.array(names[labels])}
-        columns["features"] = pa.FixedSizeListArray.from_arrays(pa.array(x.flatten().numpy()), x.shape[1])
-        pq.write_table(pa.table(columns), file)
+        columns = {"path": pa.array([_utf8(name) for name in found.names])}
+        if found.labels is not None and found.class_names is not None:
+            names = np.array([_utf8(name) for name in found.class_names])
+            columns |= {"label": pa.array(found.labels), "class": pa.array(names[found.labels])}
+        columns["features"] = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), x.shape[1])
+        table = pa.table(columns)
+        if found.origin is not None:
+            table = table.replace_schema_metadata({_ORIGIN: json.dumps(asdict(found.origin))})
+        pq.write_table(table, file)
 
     return write
+
+
+def _parquet_reader() -> Callable[[BinaryIO], tuple[dict[str, Any], str | None]]:
+    _, pq = _parquet()
+
+    def read(file: BinaryIO) -> tuple[dict[str, Any], str | None]:
+        table = pq.read_table(file)
+        column = table["features"].combine_chunks()
+        if not hasattr(column.type, "list_size"):
+            raise ValueError("features must be lists of one length")
+        values = column.flatten().to_numpy(zero_copy_only=False)
+        arrays = {
+            "features": values.reshape(len(table), column.type.list_size),
+            "paths": np.array(table["path"].to_pylist(), dtype=np.str_),
+        }
+        if "class" in table.column_names:
+            names, labels = np.unique(np.array(table["class"].to_pylist(), np.str_), return_inverse=True)
+            arrays |= {"labels": labels, "class_names": names}
+        origin = (table.schema.metadata or {}).get(_ORIGIN.encode())
+        return arrays, None if origin is None else origin.decode()
+
+    return read

@@ -40,7 +40,7 @@ def test_images_without_labels(run: Path, tmp_path: Path):
         embed(subject, EmbedOptions(str(tmp_path / "f.npz")))
         embed(subject, EmbedOptions(str(tmp_path / "f.parquet")))
     arrays = np.load(tmp_path / "f.npz", allow_pickle=False)
-    assert sorted(arrays) == ["features", "paths"]
+    assert sorted(arrays) == ["features", "origin", "paths"]
     assert arrays["paths"].tolist() == ["0.jpg", "1.jpg", "2.jpg"]
     assert pq.read_table(tmp_path / "f.parquet").column_names == ["path", "features"]
 
