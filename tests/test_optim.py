@@ -245,9 +245,9 @@ def test_layers_learn_more_slowly_the_nearer_they_are_to_the_image():
     depth = 1 + max(int(n.split(".")[2]) for n in found if ".blocks." in n)
     assert found["head.weight"] == 1.0
     assert found["encoder.norm.weight"] == pytest.approx(0.1)
-    for i in range(depth):  # counted from the end, the norm after the blocks being the last layer
-        assert found[f"encoder.blocks.{i}.attn.qkv.weight"] == pytest.approx(0.1 * 0.5 ** (depth - i))
-    assert found["encoder.pos_embed"] == pytest.approx(0.1 * 0.5 ** (depth + 1))
+    for i in range(depth):  # counted from the last block, to which the norm after it belongs
+        assert found[f"encoder.blocks.{i}.attn.qkv.weight"] == pytest.approx(0.1 * 0.5 ** (depth - 1 - i))
+    assert found["encoder.pos_embed"] == pytest.approx(0.1 * 0.5**depth)
     assert len({lr for n, (lr, _) in groups_of("timm/test_convnext", config).items()}) > 4
     assert {lr for _, (lr, _) in groups_of("resnet18", OptimConfig(encoder_lr=0.1)).items()} == {0.1, 1.0}
     with pytest.raises(SettingError, match=r"^optim.layer_decay is for networks of timm"):

@@ -207,7 +207,7 @@ def test_published_weights_are_read_once_and_recorded(
     config = config_of("timm/test_vit", eval_data=replace(DATA, test_split="train"))
     config = replace(
         config,
-        model=replace(config.model, pretrained=True),
+        model=replace(config.model, pretrained=True, options=["img_size=32"]),
         optim=replace(ADAMW, lr=10.0),  # it will be the worse for it
         train=replace(config.train, steps=4, batch_size=24),
         monitor=replace(config.monitor, knn_every=1, knn_k=1),
