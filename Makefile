@@ -7,10 +7,11 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 BIN := $(VENV)/bin
 RUN ?= runs/quickstart
 
-.PHONY: help quickstart test lint format clean
+.PHONY: help quickstart test attack lint format clean
 help:
 	@echo "make quickstart   pretrain on the embedded data set and evaluate (run directory: $(RUN))"
 	@echo "make test         lint, types and the whole test suite"
+	@echo "make attack       all attacks on the command line and the readers (an hour)"
 	@echo "make lint         lint and types only"
 	@echo "make format       format the code"
 	@echo "make clean        remove the virtual environment and caches"
@@ -22,6 +23,10 @@ quickstart: $(VENV)/.core
 # As many tests at a time as there are cores, each with one thread: most of them wait for processes that they start.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+
+attack: $(VENV)/.dev
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python tests/attack/run.py
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python tests/attack/fuzz.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -59,7 +59,6 @@ from momentum2.evaluate.knn import knn_scores
 from momentum2.evaluate.logistic import Standardize, probe
 from momentum2.files import write_whole
 from momentum2.optim import build_optimizer
-from momentum2.runs.encoder import EncoderCard
 from momentum2.seeds import derive
 from momentum2.settings import override
 from momentum2.training.build import build_method
@@ -76,6 +75,7 @@ SHARED: dict[str, object] = {
     "model.backbone": "resnet10",
     "model.stem": "small",
     "model.width": 0.375,
+    "model.stem_init": "cosines",
     "model.projector_hidden": 512,
     "model.projector_out": 128,
     "views.recipe": "byol",
@@ -85,9 +85,9 @@ SHARED: dict[str, object] = {
     "train.precision": "fp32",
     "optim.warmup_epochs": 0,
 }
-MUON: dict[str, object] = {"optim.name": "muon", "optim.weight_decay": 0.0, "optim.sgd_momentum": 0.9}
+MUON: dict[str, object] = {"optim.name": "muon", "optim.weight_decay": 0.0, "optim.nesterov": True}
 WARM_UP = 0.02  # share of the budget in which the learning rate rises
-MUON_RATES = (0.02, 0.04, 0.08)  # per 256 images
+MUON_RATES = (0.04, 0.08, 0.16)  # per 256 images
 SGD_RATES = (0.1, 0.2, 0.4)
 
 
@@ -116,7 +116,7 @@ _BUNDLE: dict[str, object] = {
     "method.weight_momentum": 0.2,
     "method.weight_schedule": "constant",
     "method.alpha": 0.5,
-    "method.temperature": 0.2,
+    "method.temperature": 0.1,
     **MUON,
 }
 _BYOL: dict[str, object] = {"method.name": "byol", "method.weight_momentum": 0.03}
@@ -129,7 +129,7 @@ ROWS: dict[str, Row] = {
         {
             "method.name": "simclr",
             "method.joint_views": True,
-            "method.temperature": 0.2,
+            "method.temperature": 0.1,
             **MUON,
         },
         MUON_RATES,
@@ -137,7 +137,10 @@ ROWS: dict[str, Row] = {
     "byol": Row("B", "Momentum² teacher as in the paper, SGD", _BYOL, SGD_RATES),
     "byol-muon": Row("B", "Momentum² teacher as in the paper, Muon", {**_BYOL, **MUON}, MUON_RATES),
     "bundle-sgd": Row(
-        "B", "the first row with SGD", {**_BUNDLE, "optim.name": "sgd", "optim.weight_decay": 1e-4}, SGD_RATES
+        "B",
+        "the first row with SGD",
+        {**_BUNDLE, "optim.name": "sgd", "optim.weight_decay": 1e-4, "optim.nesterov": False},
+        SGD_RATES,
     ),
     "simsiam": Row(
         "B",
@@ -174,7 +177,7 @@ ROWS: dict[str, Row] = {
     ),
     "solo-byol": Row(
         "B",
-        "BYOL with solo-learn's settings for CIFAR-10, LARS",
+        "BYOL with solo-learn's settings for CIFAR-10, LARS without its clipping",
         {
             "method.name": "byol",
             "method.student_norm": "synced",
@@ -192,7 +195,7 @@ ROWS: dict[str, Row] = {
     ),
     "solo-simclr": Row(
         "B",
-        "SimCLR with solo-learn's settings for CIFAR-10, LARS",
+        "SimCLR with solo-learn's settings for CIFAR-10, LARS without its clipping",
         {
             "method.name": "simclr",
             "method.temperature": 0.2,
@@ -307,7 +310,10 @@ def train_ours(row: Row, rate: float, images: Images, budget: float, seed: int) 
             if not clock.tick():
                 break
     encoders = {str(name): encoder for name, encoder in method.encoders().items()}
-    return Trained(encoders, clock, asdict(config), len(specs))
+    settings = asdict(config)
+    for section in ("data", "eval_data"):  # where the images are is nobody's business
+        settings[section] |= {"root": None, "cache_dir": None}
+    return Trained(encoders, clock, settings, len(specs))
 
 
 def train_lightly(name: str, images: Images, budget: float, seed: int) -> Trained:
@@ -327,7 +333,7 @@ def train_lightly(name: str, images: Images, budget: float, seed: int) -> Traine
 
     torch.manual_seed(derive(seed, "race"))
     np.random.seed(derive(seed, "race") % 2**32)  # noqa: NPY002 (some of its transforms draw from it)
-    backbone = backbones.build(str(SHARED["model.backbone"]), "small", float(str(SHARED["model.width"])))
+    backbone = backbones.of_config(override(Config(), SHARED).model)
     d = backbone.feature_dim
     heads = nn.ModuleDict()
     encoders: dict[str, Encoder] = {"student": backbone}
@@ -483,9 +489,7 @@ def floor(name: str, images: Images, seed: int) -> Encoder:
         return PcaPixels(32, extract(Pixels(32), some, spec).features)
     if name == "patches":
         return patch_encoder(images.train, spec, seed, CPU, 0)
-    given = override(Config(), SHARED)
-    card = EncoderCard.of_run(given, 1, "student", 0)
-    return random_encoder(card, images.train, spec, seed, CPU, 0)
+    return random_encoder(override(Config(), SHARED).model, images.train, spec, seed, CPU, 0)
 
 
 def one(

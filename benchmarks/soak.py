@@ -4,15 +4,22 @@ Every tensor of the final checkpoint, the exported encoder and every logged numb
 bit, and a run with another seed must differ (else the comparison would prove nothing). Kills come at random
 moments, many of them while a checkpoint is being written. With --processes 2 or more torchrun starts the
 runs, one process at a time is killed, and torchrun restarts. Exits with 1 if anything differs. Needs Linux.
+
+With --all the kills go round over every kind of run: pretraining, accumulation, a queue with cached images, linear
+evaluation, detection, two processes, and a number of processes that changes from start to start. A third of them come
+from inside: at a drawn system call that writes (open, fsync, rename, unlink, mkdir), after half of the file is cut off.
+With --log the counts are kept in a file, and the same command goes on from there.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,7 +33,6 @@ from typing import Any
 # needs it, and the first optimizer imports dynamo.
 import torch._dynamo  # noqa: F401
 
-import momentum2.api  # noqa: F401
 from momentum2.cli import main as momentum2_command
 
 #: What differs from run to run without any fault.
@@ -238,6 +244,328 @@ class Soak:
         return not differing and not blind
 
 
+# -- every kind of run
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of run.
+
+    Args:
+        arguments: Its command line, in a folder of its own.
+        out: Its run directory, from there.
+        worlds: Numbers of processes, one of which is drawn at each start.
+        first: What must have been run before.
+        exact: Whether bits are compared; with another number of processes sums are added in another order.
+    """
+
+    arguments: tuple[str, ...]
+    out: str = "run"
+    worlds: tuple[int, ...] = (1,)
+    first: tuple[str, ...] = ()
+    exact: bool = True
+
+
+def _words(command: str, settings: dict[str, object]) -> tuple[str, ...]:
+    return (*command.split(), *(f"--{name}={value}" for name, value in settings.items()))
+
+
+_PRETRAIN: dict[str, object] = {
+    "out": "run",
+    "model.width": 0.0625,
+    "model.projector_hidden": 16,
+    "model.projector_out": 8,
+    "data.train_size": 32,
+    "data.image_size": 16,
+    "data.cache_dir": "cache",
+    "eval_data.name": "none",
+    "train.steps": 12,
+    "train.batch_size": 8,
+    "train.checkpoint_every": 2,
+    "train.threads": 1,
+    "train.precision": "fp32",
+    "monitor.log_every": 1,
+    "monitor.knn_every": 0,
+    "monitor.report": "false",
+}
+_START = _words("pretrain quickstart", _PRETRAIN | {"out": "start", "train.steps": 2})
+_LINEAR: dict[str, object] = {
+    "data.name": "shapes",
+    "data.train_size": 32,
+    "data.image_size": 16,
+    "data.cache_dir": "cache",
+    "epochs": 6,
+    "batch_size": 8,
+    "floors": "false",
+    "threads": 1,
+    "feature_batch": 2000,
+    "out": "run",
+}
+_DETECT: dict[str, object] = {
+    "out": "run",
+    "model": "retinanet",
+    "init": "random",
+    "encoder.width": 0.0625,
+    "head.fpn_channels": 32,
+    "head.detections": 10,
+    "data.short_edges": "[32]",
+    "data.test_short_edge": 32,
+    "data.max_long_edge": 32,
+    "data.train_size": 8,
+    "data.test_size": 2,
+    "data.workers": 0,
+    "train.batch_size": 2,
+    "train.steps": 6,
+    "train.checkpoint_every": 2,
+    "train.threads": 1,
+    "train.device": "cpu",
+    "monitor.log_every": 1,
+    "evaluate_every": 0,
+}
+_TWO: dict[str, object] = {"train.devices": 2, "train.batch_size": 16}
+KINDS = {
+    "pretraining": Kind(_words("pretrain quickstart", _PRETRAIN)),
+    "accumulation": Kind(_words("pretrain quickstart", _PRETRAIN | {"train.accumulate": 2})),
+    "queue and cache": Kind(
+        _words(
+            "pretrain quickstart",
+            _PRETRAIN | {"method.name": "moco", "method.queue_size": 32, "data.cache": "on"},
+        )
+    ),
+    "linear": Kind(_words("evaluate linear start", _LINEAR), first=_START),
+    "detection": Kind(_words("detect", _DETECT)),
+    "2 processes": Kind(_words("pretrain quickstart", _PRETRAIN | _TWO), worlds=(2,)),
+    "1 or 2 processes": Kind(_words("pretrain quickstart", _PRETRAIN | _TWO), worlds=(1, 2), exact=False),
+}
+#: System calls that change what is on the disk.
+_WRITES = ("open", "fsync", "replace", "rename", "unlink", "mkdir")
+
+
+def _die_in_a_write(after: int, torn: bool) -> None:
+    """From now on, kill this process at the write number `after`; `torn`: half of what it syncs is lost before."""
+    count = 0
+
+    def wrap(name: str) -> None:
+        real = getattr(os, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal count
+            changes = name != "open" or arguments[1] & (os.O_WRONLY | os.O_RDWR)
+            count += bool(changes)
+            if changes and count == after:
+                if torn and name == "fsync":
+                    with contextlib.suppress(OSError):  # a folder
+                        os.ftruncate(arguments[0], os.fstat(arguments[0]).st_size // 2)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **options)
+
+        setattr(os, name, call)
+
+    for name in _WRITES:
+        wrap(name)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _launch(kind: Kind, place: Path, world: int, victim: int | None, in_write: int, torn: bool) -> list[int]:
+    """Start the processes of a run; one of them may die in a write."""
+    port, started = _free_port(), []
+    for rank in range(world):
+        process = os.fork()
+        if process:
+            started.append(process)
+            continue
+        os.chdir(place)
+        descriptor = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        if world > 1:
+            os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
+            os.environ |= {
+                "LOCAL_WORLD_SIZE": str(world),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            }
+        if rank == victim and in_write:
+            _die_in_a_write(in_write, torn)
+        code = 1
+        try:
+            code = momentum2_command(list(kind.arguments))
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    return started
+
+
+def _seconds(process: int) -> float:
+    """CPU seconds of a process that is ours; infinite when it has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return float("inf")
+    return (
+        float("inf") if fields[0] == "Z" else (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    )
+
+
+@dataclass
+class Round:
+    """One run of a kind, killed and resumed until it ends by itself."""
+
+    kind: Kind
+    place: Path
+    draw: random.Random
+    typical: float  # CPU seconds of a run that is left alone
+    writes: int  # about as many of them it has
+    kills: int = 0
+    inside: int = 0
+    torn: int = 0
+    regrouped: int = 0
+
+    def run(self) -> None:
+        last_world = 0
+        for _ in range(10_000):
+            world = self.draw.choice(self.kind.worlds)
+            self.regrouped += bool(last_world) and world != last_world
+            last_world = world
+            if self._start(world):
+                return
+        raise Broken("it never ended")
+
+    def _start(self, world: int) -> bool:
+        """Start it once, kill it; whether it came to its end."""
+        inside, torn = self.draw.random() < 1 / 3, self.draw.random() < 0.5
+        victim = self.draw.randrange(world)
+        number = self.draw.randint(1, max(2, self.writes)) if inside else 0
+        rank = 0 if inside else victim  # process 0 writes
+        processes = _launch(self.kind, self.place, world, rank, number, torn)
+        if not inside:
+            moment = self.draw.uniform(0, self.typical)
+            while _seconds(processes[victim]) < moment:
+                time.sleep(0.0005)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(processes[victim], signal.SIGKILL)
+        codes = [self._wait(process) for process in processes]
+        killed = codes[rank] == -signal.SIGKILL
+        if killed:
+            self.kills += 1
+            self.inside += inside
+            self.torn += inside and torn
+        if all(code == 0 for code in codes):
+            return True
+        others = [code for i, code in enumerate(codes) if i != rank]
+        if not killed or any(code not in (0, 1) for code in others):
+            raise Broken(f"ended with {codes}:\n{(self.place / 'log').read_text()[-2000:]}")
+        return False
+
+    def _wait(self, process: int) -> int:
+        """How it ended. Who waits for a killed process must notice: after ten minutes it is a fault."""
+        end = time.monotonic() + 600
+        while time.monotonic() < end:
+            found, status = os.waitpid(process, os.WNOHANG)
+            if found:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.002)
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        raise Broken("a process waited for ten minutes for one that was killed")
+
+
+def everything(kind: Kind, place: Path) -> dict[str, Any]:
+    """All that must be equal in a finished run."""
+    out = place / kind.out
+    last = max((out / "checkpoints").glob("step-*"))
+    files = [*last.glob("*.safetensors"), *out.glob("*.safetensors")]
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    logged = [{k: v for k, v in line.items() if k not in TIMES} for line in lines if "alarm" not in line]
+    if not kind.exact:
+        return {"steps": [line["step"] for line in logged], "files": sorted(file.name for file in files)}
+    found: dict[str, Any] = {"metrics.jsonl": logged}
+    for name in ("results.json", "detections.json"):
+        for folder in (place, out, place / "start"):
+            if (folder / name).is_file():
+                found[f"{folder.name}/{name}"] = json.loads((folder / name).read_text())
+    return found | {file.name: _content(file) for file in files}
+
+
+def soak_all(kills: int, log: Path | None, seconds: float, seed: int) -> bool:
+    """Kill runs of every kind in turn until there were so many kills, or the time is over; True if none was harmed."""
+    begin, entries = time.monotonic(), list[dict[str, Any]]()
+    if log is not None and log.exists():
+        entries = [json.loads(line) for line in log.read_text().splitlines()]
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        place, right = Path(folder), dict[str, tuple[dict[str, Any], float, int]]()
+        while sum(entry["kills"] for entry in entries) < kills and time.monotonic() - begin < seconds:
+            name = min(KINDS, key=lambda name: sum(e["kills"] for e in entries if e["kind"] == name))
+            if name not in right:
+                right[name] = _alone(KINDS[name], place / f"alone {name}")
+                print(f"{name}: {right[name][1]:.1f} s of CPU, {right[name][2]} writes", flush=True)
+            expected, typical, writes = right[name]
+            here = place / f"{name} {len(entries)}"
+            _prepare(KINDS[name], here, place / f"alone {name}")
+            draw = random.Random(f"{seed} {len(entries)}")
+            one, trouble = Round(KINDS[name], here, draw, typical, writes), ""
+            try:
+                one.run()
+                found = everything(KINDS[name], here)
+                trouble = ", ".join(what for what in expected if found.get(what) != expected[what])
+                trouble = f"differs: {trouble}" if trouble else ""
+            except Broken as broken:
+                trouble = f"cannot go on: {broken}"
+            counts = {key: getattr(one, key) for key in ("kills", "inside", "torn", "regrouped")}
+            entries.append({"kind": name, **counts, "trouble": trouble})
+            if log is not None:
+                with log.open("a") as file:
+                    file.write(json.dumps(entries[-1]) + "\n")
+            if trouble:
+                print(f"{name}: {trouble}", flush=True)
+            shutil.rmtree(here)
+    _print_table(entries)
+    return not any(entry["trouble"] for entry in entries)
+
+
+def _prepare(kind: Kind, here: Path, alone: Path) -> None:
+    here.mkdir()
+    if kind.first:
+        shutil.copytree(alone / "start", here / "start")
+        (here / "start" / "results.json").unlink(missing_ok=True)
+
+
+def _alone(kind: Kind, place: Path) -> tuple[dict[str, Any], float, int]:
+    """What a run that is left alone ends with, its CPU seconds and its number of writes."""
+    place.mkdir()
+    if kind.first:
+        _finish(_launch(Kind(kind.first), place, 1, None, 0, False), place)
+    world = kind.worlds[-1]
+    used = _finish(_launch(kind, place, world, None, 0, False), place) / world
+    checkpoints = 2 + len((place / kind.out / "metrics.jsonl").read_text().splitlines()) // 2
+    return everything(kind, place), used, 14 * checkpoints
+
+
+def _finish(processes: list[int], place: Path) -> float:
+    """Wait for processes that must succeed; returns their CPU seconds."""
+    used = 0.0
+    for process in processes:
+        _, status, usage = os.wait4(process, 0)
+        if status:
+            raise Broken(f"a run that was left alone failed:\n{(place / 'log').read_text()[-2000:]}")
+        used += usage.ru_utime + usage.ru_stime
+    return used
+
+
+def _print_table(entries: list[dict[str, Any]]) -> None:
+    print(f"{'':<20}{'runs':>6}{'kills':>7}{'in a write':>12}{'torn':>6}{'regrouped':>11}{'harmed':>8}")
+    for name in [*KINDS, "all"]:
+        rows = [entry for entry in entries if name in (entry["kind"], "all")]
+        sums = [sum(row[key] for row in rows) for key in ("kills", "inside", "torn", "regrouped")]
+        harmed = sum(bool(row["trouble"]) for row in rows)
+        print(f"{name:<20}{len(rows):>6}{sums[0]:>7}{sums[1]:>12}{sums[2]:>6}{sums[3]:>11}{harmed:>8}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -250,7 +578,12 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1, help="training processes, started by torchrun")
     parser.add_argument("--seed", type=int, default=0, help="of training and of the moments of the kills")
     parser.add_argument("--no-control", dest="control", action="store_false", help="no run with another seed")
+    parser.add_argument("--all", action="store_true", help="go round over every kind of run")
+    parser.add_argument("--log", type=Path, help="where the counts of --all are kept, to go on from")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop --all after this many")
     options = parser.parse_args()
+    if options.all:
+        return 0 if soak_all(options.kills, options.log, options.seconds, options.seed) else 1
     place = Path(tempfile.mkdtemp(prefix="soak-"))
     print(f"{options.method}, {options.steps} steps, {options.processes} process(es), in {place}", flush=True)
     try:

@@ -42,9 +42,10 @@ from momentum2.runs.results import Result, below_floors
 from momentum2.runs.table import RunRow, compare, write_csv
 from momentum2.settings import check as check_settings
 from momentum2.settings import flatten
-from momentum2.training.build import build_method, make_job, with_cache, with_devices
+from momentum2.training.build import build_method, make_job, with_cache, with_devices, with_precision
 from momentum2.training.checks import check, check_encoder, method_class
-from momentum2.training.device import choose_device, guest
+from momentum2.training.device import choose_algorithms, choose_device, guest
+from momentum2.training.estimate import check_memory
 from momentum2.training.loop import fit
 from momentum2.training.plan import describe, idle_settings, resolve, share
 from momentum2.training.start import Record, starting_weights
@@ -126,10 +127,14 @@ def pretrain(
         _check_gradients(facts)
         with open_run(place, config, resume, idle_settings(config, kind)) as run:
             before = run.checkpoints.info()
+            config = with_precision(config, before, device)
+            choose_algorithms(config.train.precision, config.train.deterministic, device)
             if images is None:
                 images = open_dataset(with_cache(config.data, before), seed=config.train.seed)
             _check_images(images, before, kind, place)
             resolved = resolve(config, len(images), distributed.world_size(), method)
+            if encoder is None:
+                check_memory(config, resolved, len(images.class_names or ()))
             start = starting_weights(config, before)
             built = build_method(config, resolved, len(images.class_names or ()), encoder, start.file)
             if start.file is not None and distributed.is_main():

@@ -7,25 +7,35 @@ Numbers have their limits in their types.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Smallest and largest value of a number, or length of a list; `settings.py` keeps to them."""
+    """Smallest and largest value of a number, or length of a list; `settings.py` keeps to them.
+
+    Every number has a largest value, far above what anybody needs: a slip of the finger gets a sentence, not the
+    machine's memory.
+    """
 
     low: float
-    high: float = math.inf
+    high: float = 10**9
 
 
 Count = Annotated[int, Limits(1)]
 CountOrZero = Annotated[int, Limits(0)]
 Share = Annotated[float, Limits(0, 1)]
-Positive = Annotated[float, Limits(1e-6)]
-NotNegative = Annotated[float, Limits(0)]
-Width = Annotated[float, Limits(1e-3)]
+Positive = Annotated[float, Limits(1e-6, 10**6)]
+NotNegative = Annotated[float, Limits(0, 10**6)]
+Width = Annotated[float, Limits(1e-3, 64)]
+Layer = Annotated[int, Limits(1, 2**18)]  # numbers in the output of a layer
+Side = Annotated[int, Limits(8, 4096)]  # of an image, in pixels
+Batch = Annotated[int, Limits(1, 10**6)]
+Processes = Annotated[int, Limits(1, 2**16)]
+Workers = Annotated[int, Limits(0, 512)]
+Threads = Annotated[int, Limits(0, 1024)]
+Strength = Annotated[float, Limits(0, 10**4)]  # a multiplier of an augmentation
 
 #: The name of a method, a backbone or a data set that was passed from Python as an object.
 OWN: Literal["own"] = "own"
@@ -36,12 +46,13 @@ History = Literal["local", "global"]
 WeightSchedule = Literal["cosine", "constant"]
 Compat = Literal["paper", "official"]
 Stem = Literal["imagenet", "cifar", "small"]
+StemInit = Literal["random", "cosines"]
 DataName = Literal[
     "shapes", "folder", "cifar10", "cifar100", "stl10", "imagenet", "archive", "list", "own", "none"
 ]
 ViewRecipe = Literal["byol", "moco_v2", "simsiam", "simclr", "supervised", "evaluation", "multicrop"]
 Cache = Literal["auto", "on", "off"]
-Precision = Literal["auto", "fp32", "bf16"]
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 Repulsion = Literal["none", "batch"]
 OptimName = Literal["sgd", "lars", "muon", "adamw"]
 Resume = Literal["auto", "never", "must"]
@@ -94,7 +105,7 @@ class MethodConfig:
     predictor: bool = True
     joint_views: bool = False
     temperature: Positive = 0.2
-    queue_size: Count = 65536
+    queue_size: Annotated[int, Limits(1, 10**8)] = 65536
     teacher_temperature: Positive = 0.04
     teacher_temperature_start: Positive = 0.04
     teacher_temperature_warmup: Share = 0.0
@@ -119,6 +130,7 @@ class ModelConfig:
         projector_out: Output width of projector and predictor.
         predictor_hidden: Hidden width of the predictor (default: that of the projector).
         weights: State dict (.safetensors or .pth) to start from.
+        stem_init: Start of a ResNet's first layer: random, or cosines of rising frequency in opponent colors.
         zero_init_residual: Start a ResNet with residual branches of zero: the last BN weight of every block is 0.
         pretrained: Start from the weights that timm has published of this network; they are downloaded once.
         options: Arguments of the network's constructor, such as patch_size=4,drop_path_rate=0.1 (default: none).
@@ -127,11 +139,12 @@ class ModelConfig:
     backbone: str = "resnet50"
     stem: Stem = "imagenet"
     width: Width = 1.0
-    projector_hidden: Count = 4096
-    projector_out: Count = 256
-    predictor_hidden: Count | None = None
+    projector_hidden: Layer = 4096
+    projector_out: Layer = 256
+    predictor_hidden: Layer | None = None
     weights: str | None = None
     zero_init_residual: bool = False
+    stem_init: StemInit = "random"
     pretrained: bool = False
     options: list[str] | None = None
 
@@ -147,7 +160,7 @@ class DataConfig:
         test_split: The split to test on (used in eval_data only).
         train_size: Use only the first n images of a seeded order.
         image_size: Side in pixels of the square crops that the network sees.
-        workers: Decoding processes; 0 decodes in the training process.
+        workers: Decoding processes; 0 decodes in the training process (default: 0 on a CPU, most cores beside a GPU).
         cache: Keep the decoded images in one memory-mapped file: auto (if they fit), on or off.
         cache_dir: Folder of the caches (default: the user's cache folder).
         download: Allow torchvision to download the data set.
@@ -159,8 +172,8 @@ class DataConfig:
     split: str = "train"
     test_split: str = "test"
     train_size: Count | None = None
-    image_size: Annotated[int, Limits(8)] = 224
-    workers: CountOrZero = 0
+    image_size: Side = 224
+    workers: Workers | None = None
     cache: Cache = "auto"
     cache_dir: str | None = None
     download: bool = False
@@ -183,11 +196,11 @@ class ViewsConfig:
 
     recipe: ViewRecipe = "byol"
     crop_min: float | None = None
-    color: float = 1.0
-    blur: float = 1.0
-    solarize: float = 1.0
-    small_crops: int = 0
-    small_size: int = 96
+    color: Strength = 1.0
+    blur: Strength = 1.0
+    solarize: Strength = 1.0
+    small_crops: Annotated[int, Limits(0, 100)] = 0
+    small_size: Annotated[int, Limits(1, 4096)] = 96
 
 
 @dataclass(frozen=True)
@@ -201,28 +214,31 @@ class TrainConfig:
         accumulate: Micro-batches per optimizer step.
         devices: Number of devices of the algorithm, each with its own BN statistics and history. They run on any
             number of processes that divides it. auto is the number of processes at the first start, and is kept.
-        precision: auto is bf16 if the device supports it, else fp32.
+        precision: auto is bf16 if the device supports it, fp16 on older GPUs with tensor cores, else fp32. tf32 rounds
+            the inputs of products on recent GPUs; fp32 does not.
         compile: Compile the networks with torch.compile.
         seed: Seed of every random draw.
         checkpoint_every: Steps between checkpoints.
         keep: Number of checkpoints to keep.
         device: auto, cpu, cuda, cuda:1, mps.
         threads: CPU threads per process; 0 uses the free cores.
+        deterministic: On a GPU, only algorithms that give the same bits each time: slower.
         recompute: Compute the student's activations again in the backward: less memory, more time. Not with batch norm.
     """
 
     epochs: Count = 100
     steps: Count | None = None
-    batch_size: Count = 256
-    accumulate: Count = 1
-    devices: Literal["auto"] | Count = "auto"
+    batch_size: Batch = 256
+    accumulate: Batch = 1
+    devices: Literal["auto"] | Processes = "auto"
     precision: Precision = "auto"
     compile: bool = False
     seed: int = 0
     checkpoint_every: Count = 1000
     keep: Count = 2
     device: str = "auto"
-    threads: CountOrZero = 0
+    threads: Threads = 0
+    deterministic: bool = False
     recompute: bool = False
 
 
@@ -254,11 +270,11 @@ class OptimConfig:
     sgd_momentum: Share = 0.9
     warmup_epochs: NotNegative = 0.0
     warmup_start: Share = 0.001
-    clip_norm: Annotated[float, Limits(1e-12)] | None = None
+    clip_norm: Annotated[float, Limits(1e-12, 10**9)] | None = None
     exclude_bias_and_norm: bool = False
     lars_eta: NotNegative = 1e-3
     nesterov: bool = False
-    milestones: list[float] | None = None
+    milestones: Annotated[list[float], Limits(0, 1000)] | None = None
     weight_decay_end: NotNegative | None = None
     layer_decay: Annotated[float, Limits(1e-3, 1)] | None = None
     encoder_lr: Share = 1.0
@@ -291,8 +307,8 @@ class MonitorConfig:
     knn_temperature: Positive = 0.07
     tensorboard: bool = False
     report: bool = True
-    collapse_std: float = 0.1
-    collapse_rank: float = 2.0
+    collapse_std: NotNegative = 0.1
+    collapse_rank: NotNegative = 2.0
     collapse_steps: Count = 5
     wait_fraction: Share = 0.3
     slow_step: Annotated[float, Limits(1)] = 5.0
@@ -357,6 +373,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
         "train.keep",
         "train.device",
         "train.threads",
+        "train.deterministic",
         "train.recompute",
         "monitor",
     }

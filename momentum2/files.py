@@ -10,13 +10,14 @@ small one is an `OSError` at once.
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -25,6 +26,11 @@ from typing import Any, BinaryIO, TextIO
 UNFINISHED = ".tmp-"
 #: Bytes of the largest file of text or JSON that is read, unless the caller knows better.
 LARGEST = 2**30
+
+
+def at_home(path: str) -> Path:
+    """A path in which `~` is the user's home; one of a user who is not there stays as it is, and will not be found."""
+    return Path(os.path.expanduser(path))
 
 
 def read(path: Path, limit: int = LARGEST) -> bytes:
@@ -108,6 +114,16 @@ def write_new(path: Path, data: bytes | str) -> None:
     """Write a file that must not be there, such as one in a `whole_folder`."""
     with path.open("xb") as file:
         file.write(data.encode() if isinstance(data, str) else data)
+
+
+def write_parts(path: Path, parts: Iterable[bytes | memoryview]) -> str:
+    """Write a file that must not be there, part by part; its SHA-256. Other threads go on meanwhile."""
+    digest = hashlib.sha256()
+    with path.open("xb") as file:
+        for part in parts:
+            digest.update(part)
+            file.write(part)
+    return digest.hexdigest()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The machine that this process runs on: its cores, and who else uses them."""
+"""The machine that this process runs on: its memory and its cores, and who else uses them."""
 
 import os
 import time
@@ -15,6 +15,17 @@ def allowed_cores() -> int:
     except (OSError, ValueError):
         pass  # no cgroup limit to read
     return allowed
+
+
+def memory() -> int:
+    """Bytes of memory of this machine or container (what is free may differ when a run is resumed)."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        with open("/sys/fs/cgroup/memory.max") as file:
+            limit = file.read().strip()
+    except OSError:
+        return total  # no cgroup limit to read
+    return min(total, int(limit)) if limit.isdecimal() else total
 
 
 def free_cores() -> int:

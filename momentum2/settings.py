@@ -241,16 +241,19 @@ def convert(name: str, value: object, hint: Any) -> Any:
             continue
         size = len(found) if isinstance(found, list) else found
         if limits and not limits.low <= size <= limits.high:
-            bound = (
-                f"at least {limits.low:g}"
-                if limits.high == math.inf
-                else f"from {limits.low:g} to {limits.high:g}"
-            )
+            bound = _bound(limits, size)
             if isinstance(found, list):
                 raise SettingError(name, f"must have {bound} values, not {size}.")
             raise SettingError(name, f"must be {bound}, not {_shown(found)}.")
         return found
     raise _unfit(name, value, hint)
+
+
+def _bound(limits: Limits, size: float) -> str:
+    """What a number must be that is not within its limits. Of a range that is wide, only the end that matters."""
+    if limits.high - limits.low <= 1000:
+        return f"from {limits.low:g} to {limits.high:g}"
+    return f"at least {limits.low:g}" if size < limits.low else f"at most {limits.high:,}"
 
 
 def takes_none(hint: Any) -> bool:

@@ -81,16 +81,21 @@ def _count(name: str, value: object) -> int:
     return value
 
 
-def inexact(old: Mapping[str, object], world: int) -> str | None:
-    """Why a run of version 0.1 cannot be resumed as it began, in words; None if it can.
+def inexact(old: Mapping[str, object], world: int, first: bool) -> str | None:
+    """Why a run of an earlier version cannot be resumed as it began, in words; None if it can.
 
     Args:
         old: Its settings in its own words.
         world: The number of processes that wrote its checkpoint.
+        first: Whether version 0.1 wrote it.
     """
     name = old.get("method.name")
-    if name is None:
-        return None  # a detector: all of its norms are synced
+    if name is None:  # a detector
+        return (
+            None if "warmup_steps" in old else "its detector had other heads and learned from other targets"
+        )
+    if not first:
+        return None
     norms = {old.get("method.student_norm")}
     if name in ("byol", "moco"):
         norms.add(old.get("method.teacher_norm"))

@@ -13,6 +13,7 @@ from momentum2.config import Compat, History, NormName
 from momentum2.errors import UserError
 from momentum2.norms import MomentumBatchNorm, convert_norms, momentum_norms
 from momentum2.norms.convert import OldName
+from momentum2.norms.momentum import commit_all, drift_of, set_alpha
 
 TeacherNorm = NormName | OldName | Literal["ema"]
 
@@ -81,8 +82,7 @@ class MomentumTeacher(nn.Module):
 
     @alpha.setter
     def alpha(self, value: float) -> None:
-        for norm in momentum_norms(self):
-            norm.alpha = value
+        set_alpha(list(momentum_norms(self)), value)
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
@@ -104,8 +104,7 @@ class MomentumTeacher(nn.Module):
         if statistics is not None:
             self.alpha = statistics
         norms = list(momentum_norms(self))
-        for norm in norms:
-            norm.commit()
+        commit_all(norms)
         mean = self._start_mean(norms) if self.history == "global" else None
         if self.norm == "ema":
             own, followed = _matched(_statistics(self.network), _statistics(student))
@@ -135,14 +134,7 @@ class MomentumTeacher(nn.Module):
         The mean over norms, devices and channels of |mean − history's mean| + |std − history's std|, in units of the
         history's std. 0 where nothing is pending.
         """
-        drifts = []
-        for norm in momentum_norms(self):
-            mean, var = norm.pending()
-            old_mean, old_var = norm.histories()
-            std = (old_var + norm.eps).sqrt()
-            moved = (mean - old_mean).abs() + ((var + norm.eps).sqrt() - std).abs()
-            drifts.append((moved / std).mean() * norm.has_pending())
-        return torch.stack(drifts).mean() if drifts else torch.zeros(())
+        return drift_of(list(momentum_norms(self)))
 
     def encoder_state(self, prefix: str = "") -> dict[str, Tensor]:
         """A copy of the state with plain batch norm's keys; with a prefix, of that submodule alone."""

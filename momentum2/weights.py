@@ -4,7 +4,7 @@ import errno
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,6 +114,43 @@ def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found[name] = mine.clone() if place in seen and mine.numel() else mine
         seen.add(place)
     return found
+
+
+#: The names of dtypes in a .safetensors file.
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def safetensors_parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """The content of a .safetensors file with these tensors of the CPU, in parts.
+
+    safetensors' own `save` keeps the other threads of Python from running until all is done, which takes seconds.
+    """
+    header: dict[str, object] = {}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    words = json.dumps(header).encode()
+    words += b" " * (-len(words) % 8)
+    yield len(words).to_bytes(8, "little") + words
+    for tensor in tensors.values():
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        yield memoryview(flat.numpy())  # type: ignore[arg-type]
 
 
 def to_bytes(state: dict[str, Tensor], metadata: dict[str, str]) -> bytes:

@@ -101,7 +101,7 @@ def test_overrides_are_dotted_or_nested_and_checked():
     assert str(error.value).startswith("train.epochs must be at least 1")  # no flag: nobody typed one
 
 
-@pytest.mark.parametrize("settings", [{"train.devices": 5}, {"train.devices": 16}, {"train.accumulate": 3}])
+@pytest.mark.parametrize("settings", [{"train.devices": 5}, {"train.devices": 32}, {"train.accumulate": 3}])
 def test_a_batch_that_cannot_be_shared_leaves_no_directory(tmp_path: Path, settings: dict[str, int]):
     with pytest.raises(m2.SettingError) as error:
         m2.pretrain(m2.recipe("quickstart", {**TINY, **settings}), tmp_path / "run")
@@ -347,7 +347,7 @@ class Mine:
     def __getitem__(self, i): return np.full((40, 40 + i, 3), i, np.uint8)
 
 config = m2.recipe("quickstart", {"train.steps": 1, "data.workers": int(sys.argv[2]), "model.width": 0.125,
-    "monitor.knn_every": 0, "monitor.report": False, "train.device": "cpu", "train.threads": 1})
+    "train.batch_size": 32, "monitor.knn_every": 0, "monitor.report": False, "train.device": "cpu", "train.threads": 1})
 try:
     m2.pretrain(config, sys.argv[1], dataset=Mine())
 except m2.UserError as error:

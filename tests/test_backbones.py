@@ -50,6 +50,34 @@ def test_resnet10_is_resnet18_with_one_block_a_stage() -> None:
     assert output_of(narrow, 32).shape == (2, narrow.feature_dim) == (2, 192)
 
 
+@pytest.mark.parametrize(
+    ("stem", "width", "count"), [("small", 0.375, 12), ("cifar", 1.0, 27), ("imagenet", 0.5, 16)]
+)
+def test_a_stem_of_cosines_is_a_whitening_basis(stem: str, width: float, count: int) -> None:
+    """Orthonormal, each with its negative; what is left of the layer, and all other layers, are as ever."""
+    torch.manual_seed(0)
+    encoder = backbones.build("resnet10", stem, width, stem_init="cosines")
+    torch.manual_seed(0)
+    plain = backbones.build("resnet10", stem, width)
+    weight = encoder.conv1.weight.detach()
+    first, second = weight[:count].flatten(1), weight[count : 2 * count].flatten(1)
+    assert torch.equal(first, -second)
+    torch.testing.assert_close(first @ first.T, torch.eye(count), atol=1e-5, rtol=0)
+    assert torch.equal(weight[2 * count :], plain.conv1.weight[2 * count :])
+    others = zip(encoder.named_parameters(), plain.parameters(), strict=True)
+    assert all(torch.equal(a, b) for (name, a), b in others if name != "conv1.weight")
+    # The first is gray and constant; a smooth picture has less variance in each later one than in it.
+    torch.testing.assert_close(first[0], torch.full_like(first[0], first.shape[1] ** -0.5))
+    ramp = torch.linspace(-1, 1, 32).expand(3, 32, 32)[None]
+    found = nn.functional.conv2d(ramp, weight[:count]).var((0, 2, 3))
+    assert found[0] > 10 * found[1:].max()
+
+
+def test_cosines_are_for_resnets() -> None:
+    with pytest.raises(UserError, match="is only for ResNets, not 'vgg11_bn'"):
+        backbones.build("vgg11_bn", stem_init="cosines")
+
+
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_residual_branches_of_zero_are_torchvisions(name: str) -> None:
     torch.manual_seed(0)

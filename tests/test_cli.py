@@ -75,7 +75,7 @@ def planned(*arguments: str) -> Config:
             ["plan", "quickstart", "--views.recipe", "supervised"],
             "makes 1 view per image, but BYOL takes at least 2",
         ),
-        (["plan", "quickstart", "--train.devices", "32"], "needs at least 2 samples but would get 1"),
+        (["plan", "quickstart-paper", "--train.devices", "32"], "needs at least 2 samples but would get 1"),
         (["plan", "quickstart", "--train.devices", "7"], "cannot be divided among 7 device(s)"),
         (
             ["plan", "quickstart", "--method.teacher_norm", "shuffle"],
@@ -120,7 +120,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["plan", "quickstart", "--ima", "100"],
+        ["plan", "quickstart", "--ima", "1000"],
         ["plan", "quickstart", "--proc", "2"],
         ["plan", "quickstart", "--train.step", "2"],
         ["plan", "quickstart", "--train.epoch=3"],
@@ -152,8 +152,8 @@ def test_what_a_command_is_about_may_come_last(
     assert (trained / "encoder.safetensors").exists()
     run = tmp_path / "run"
     shutil.copytree(trained, run)
-    assert main(["plan", "--images", "100", "quickstart"]) == 0
-    assert "100 images" in capsys.readouterr().out
+    assert main(["plan", "--images", "1000", "quickstart"]) == 0
+    assert "1,000 images" in capsys.readouterr().out
     assert main(["evaluate", "knn", "--k", "5", "--floors", "false", str(run)]) == 0
     assert main(["report", "--points", "5", str(run), "--out", str(tmp_path / "page.html")]) == 0
     assert (tmp_path / "page.html").exists()
@@ -377,7 +377,7 @@ def test_help_is_by_group_with_the_defaults_of_the_recipe(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("COLUMNS", "200")
-    for words, batch in ((["plan", "quickstart", "-h"], 32), (["pretrain", "--help"], 256)):
+    for words, batch in ((["plan", "quickstart", "-h"], 128), (["pretrain", "--help"], 256)):
         assert main(words) == 0
         said = capsys.readouterr().out
         assert "optim: The optimizer and its schedule" in said
@@ -424,7 +424,7 @@ def test_completion(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
     assert completed("pl") == ["plan"]
     assert completed("evaluate", "") == ["knn", "linear", "semi"]
-    assert completed("plan", "quick") == ["quickstart"]
+    assert completed("plan", "quick") == ["quickstart", "quickstart-paper"]
     assert completed("plan", "quickstart", "--train.ep") == ["--train.epochs"]
     assert completed("pretrain", "quickstart", "--method.name", "mo") == ["moco"]
     assert main(["--print-completion=zsh"]) == 0
@@ -468,6 +468,6 @@ def test_a_stopped_command_asks_to_be_run_again(capsys: pytest.CaptureFixture[st
 def test_old_spellings_are_taken_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["export", str(tmp_path / "none"), "--licence", "mit", "--format", "timm", "--out", "x"]) == 2
     assert "momentum2: --licence is now --license.\n" in capsys.readouterr().err
-    assert main(["plan", "quickstart", "--images", "100", "--views.colour", "0.5"]) == 0
+    assert main(["plan", "quickstart", "--images", "1000", "--views.colour", "0.5"]) == 0
     assert capsys.readouterr().err == "momentum2: views.colour is now views.color.\n"
     assert planned("quickstart", "--views.colour", "0.5").views.color == 0.5

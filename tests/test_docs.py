@@ -28,7 +28,7 @@ TINY = {
     "--train.threads": 1,
 }
 SHORTER = {  # the first that fits
-    "momentum2 pretrain quickstart ": TINY
+    "momentum2 pretrain quickstart": TINY
     | {"--data.train_size": 64, "--eval_data.train_size": 64, "--monitor.knn_every": 0},
     "momentum2 pretrain ": TINY,
     "momentum2 reproduce ": {"--rows": "local-momentum"},

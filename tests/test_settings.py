@@ -16,15 +16,17 @@ from hypothesis import strategies as st
 
 from momentum2 import load_encoder
 from momentum2.api import pretrain
-from momentum2.cli import main
+from momentum2.cli import commands, main
 from momentum2.config import Config, DataConfig, Limits, ModelConfig, MonitorConfig, TrainConfig
 from momentum2.detection.presets import DetectConfig, DetectionDataName, DetectorName, preset
 from momentum2.errors import SettingError, UnknownSetting, UserError
 from momentum2.recipes import RECIPES
 from momentum2.settings import (
     LARGEST_FILE,
+    _kinds,
     check,
     config_from_file,
+    convert,
     flatten,
     from_file,
     leaves,
@@ -181,11 +183,11 @@ def test_a_config_survives_yaml(name: str, tmp_path: Path):
     split=st.sampled_from(
         ["none", "null", "~", "", "yes", "07", "1e3", "80%", "-20%", " a ", "a: b", "#", "- x"]
     ),
-    steps=st.none() | st.integers(1, 2**63 - 1),
-    lr=st.floats(0, allow_nan=False),
+    steps=st.none() | st.integers(1, 10**9),
+    lr=st.floats(0, 1e6),
     alpha=st.just("cosine") | st.floats(0, 1),
     compile=st.booleans(),
-    edges=st.lists(st.integers(1, 9999), min_size=1),
+    edges=st.lists(st.integers(1, 8192), min_size=1),
 )
 @settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 def test_values_survive_yaml(root, split, steps, lr, alpha, compile, edges, tmp_path: Path):
@@ -417,7 +419,11 @@ def test_the_config_of_a_published_run_can_be_read(path: Path):
 def test_lists(tmp_path: Path):
     for value in ("[640, 800]", "640,800", ["640", 800], (640, 800)):
         assert override(DetectConfig(), {"data.short_edges": value}).data.short_edges == [640, 800]
-    for value, says in (("[]", "at least 1 value"), ("5,x", "a whole number"), ("5,0", "at least 1, not 0")):
+    for value, says in (
+        ("[]", "from 1 to 1000 values"),
+        ("5,x", "a whole number"),
+        ("5,0", "from 1 to 8192, not 0"),
+    ):
         with pytest.raises(SettingError, match=says):
             override(DetectConfig(), {"data.short_edges": value})
     (tmp_path / "f.yaml").write_text("data:\n  short_edges:\n  - 5\n  - 6\n")
@@ -453,6 +459,22 @@ def test_a_type_that_no_setting_can_have_is_noticed():
 def test_limits_are_read_from_the_types():
     limited = {name for name, hint in leaves(Config).items() if _limits(hint)}
     assert {"train.epochs", "method.alpha", "optim.clip_norm", "eval_data.image_size"} <= limited
+
+
+@pytest.mark.parametrize("command", commands.COMMANDS)
+def test_every_number_of_a_command_has_a_ceiling(command: str):
+    """A slip of the finger gets a sentence, not the memory of the machine."""
+    for name, hint in commands.COMMANDS[command].options().known.items():
+        for kind, limits in _kinds(hint):
+            if kind in (int, float) and name not in HARMLESS:
+                assert limits is not None, name
+                assert limits.high <= 1e9, name
+                with pytest.raises(SettingError, match=r"at most|from"):
+                    convert(name, str(10**10), hint)
+
+
+#: Numbers that are not sizes: seeds have 64 bits, and shares are checked with what they are shares of.
+HARMLESS = {"train.seed", "seed", "views.crop_min", "fraction"}
 
 
 def _limits(hint: object) -> bool:

@@ -58,7 +58,9 @@ def resized_crop_one(image: np.ndarray, box: Sequence[float], size: int) -> np.n
 
 def on(device: torch.device, values: Tensor) -> Tensor:
     """A few numbers of the CPU, on the device; CUDA is not waited for."""
-    return values.to(device, non_blocking=device.type == "cuda")
+    if device.type != "cuda":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)  # torch keeps pinned memory for the next
 
 
 def to_float(images: Tensor) -> Tensor:

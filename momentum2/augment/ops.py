@@ -4,6 +4,8 @@ Images are (n, 3, H, W) float32 in [0, 1], on any device; functions whose names 
 Parameters have leading dimension n and are read on the CPU. Each operation matches torchvision's own.
 """
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -115,8 +117,14 @@ def solarize(images: Tensor) -> Tensor:
 
 def normalize_(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Subtracts the channels' mean, then divides by their std."""
-    offset, scale = (on(images.device, torch.tensor(v))[:, None, None] for v in (mean, std))
+    offset, scale = (_constant(v, images.device)[:, None, None] for v in (mean, std))
     return images.sub_(offset).div_(scale)
+
+
+@cache
+def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """The values on the device, copied there once."""
+    return on(device, torch.tensor(values))
 
 
 def _each(values: Tensor, images: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from momentum2.backbones import fit, timm_networks, torchvision_networks
-from momentum2.config import Stem
+from momentum2.backbones.torchvision_networks import cosine_filters
+from momentum2.config import ModelConfig, Stem, StemInit
 from momentum2.errors import SettingError, UserError
 from momentum2.settings import BOOLEANS
 from momentum2.weights import Architecture, fill, network_in, read_state
@@ -61,6 +62,7 @@ def build(
     stem: Stem = "imagenet",
     width: float = 1.0,
     zero_init_residual: bool = False,
+    stem_init: StemInit = "random",
     channels: int = 3,
     options: Sequence[str] = (),
 ) -> Encoder:
@@ -72,19 +74,26 @@ def build(
         width: Multiplier of all channels of such a ResNet.
         zero_init_residual: The last BN weight of every block of such a ResNet is 0, and it starts as one without
             residual branches.
+        stem_init: With cosines, the first layer of such a ResNet starts as `cosine_filters`.
         channels: Of the images.
         options: Arguments of the network's constructor, each `NAME=VALUE`.
     """
-    network = _create(Architecture(name, stem, width, tuple(options), channels), zero_init_residual)
+    network = _create(Architecture(name, stem, width, tuple(options), channels), zero_init_residual, stem_init)
     encoder = cast(Encoder, network)
     encoder.feature_dim = _known_width(network) or _some_width(network, name, channels)
     return encoder
 
 
-def of(architecture: Architecture, zero_init_residual: bool = False) -> Encoder:
-    """The encoder of an architecture, as it was built before."""
+def of(architecture: Architecture) -> Encoder:
+    """The encoder of an architecture, for weights that come from elsewhere."""
     name, stem, width, options, channels = architecture
-    return build(name, stem, width, zero_init_residual, channels, options)
+    return build(name, stem, width, channels=channels, options=options)
+
+
+def of_config(model: ModelConfig, channels: int = 3) -> Encoder:
+    """The network of these settings, with initial weights."""
+    shape = model.backbone, model.stem, model.width
+    return build(*shape, model.zero_init_residual, model.stem_init, channels, model.options or ())
 
 
 def create(name: str) -> nn.Module:
@@ -227,7 +236,9 @@ def _value(text: str) -> int | float | bool | str:
     return BOOLEANS.get(text.lower(), text)
 
 
-def _create(architecture: Architecture, zero_init_residual: bool = False) -> nn.Module:
+def _create(
+    architecture: Architecture, zero_init_residual: bool = False, stem_init: StemInit = "random"
+) -> nn.Module:
     """The network itself, on the default device; a `UserError` for a name or an option that does not exist."""
     name, stem, width, options, channels = architecture
     theirs, plain = _checked(name)
@@ -237,9 +248,11 @@ def _create(architecture: Architecture, zero_init_residual: bool = False) -> nn.
     def make() -> nn.Module:
         if theirs:
             return timm_networks.create(plain, channels, given)
-        return torchvision_networks.create(plain, stem, width, zero_init_residual, channels, given)
+        return torchvision_networks.create(
+            plain, stem, width, zero_init_residual, stem_init, channels, given
+        )
 
-    if theirs and (stem, width, zero_init_residual) != ("imagenet", 1.0, False):
+    if theirs and (stem, width, zero_init_residual, stem_init) != ("imagenet", 1.0, False, "random"):
         raise UserError(
             f"Only torchvision's ResNets have a stem, a width and residual branches to choose. Leave them out for "
             f"'{name}'."
@@ -342,6 +355,7 @@ __all__ = [
     "Encoder",
     "Facts",
     "build",
+    "cosine_filters",
     "create",
     "for_any_size",
     "inspect",
@@ -349,5 +363,6 @@ __all__ = [
     "listed",
     "load_weights",
     "of",
+    "of_config",
     "with_feature_dim",
 ]

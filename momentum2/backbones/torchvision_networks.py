@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from momentum2.config import Stem
+from momentum2.config import Stem, StemInit
 from momentum2.errors import SettingError, UserError
 
 _STEMS: dict[Stem, tuple[int, int]] = {"cifar": (3, 1), "small": (3, 2)}  # kernel, stride; neither pools
@@ -25,6 +26,7 @@ def create(
     stem: Stem,
     width: float,
     zero_init_residual: bool,
+    stem_init: StemInit,
     channels: int,
     options: Mapping[str, Any],
 ) -> nn.Module:
@@ -43,6 +45,8 @@ def create(
         _reshape_resnet(network, name, stem, width)
     if zero_init_residual:
         _zero_residual(network, name)
+    if stem_init == "cosines":
+        _start_with_cosines(network, name)
     _take_off_classifier(network)
     if name.startswith("vgg"):  # its 7x7 pooling feeds a classifier of 120 million weights
         network.avgpool = nn.AdaptiveAvgPool2d(1)
@@ -128,3 +132,34 @@ def _zero_residual(network: nn.Module, name: str) -> None:
             nn.init.zeros_(block.bn3.weight)
         elif isinstance(block, resnet.BasicBlock):
             nn.init.zeros_(block.bn2.weight)
+
+
+def cosine_filters(count: int, side: int) -> Tensor:
+    """The first `count` filters (count×3×side×side) of a basis in which natural images are nearly uncorrelated.
+
+    Each is a cosine along y, one along x, and a direction of color (light, blue to yellow, red to green), all of unit
+    length. They come in the order of their variance in images, about color / (1 + frequency)². The batch norm behind
+    them gives all the same variance, so a network starts with whitened patches.
+    """
+    places = torch.arange(side) + 0.5
+    waves = torch.stack([torch.cos(torch.pi * places * u / side) for u in range(side)])
+    colors = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, -1.0], [1.0, -2.0, 1.0]])
+    waves, colors = (x / x.norm(dim=1, keepdim=True) for x in (waves, colors))
+    basis = [
+        (variance / (1 + u + v) ** 2, torch.einsum("c,y,x->cyx", color, waves[u], waves[v]))
+        for variance, color in zip((1.0, 0.2, 0.05), colors, strict=True)
+        for u in range(side)
+        for v in range(side)
+    ]
+    basis.sort(key=lambda pair: -pair[0])
+    return torch.stack([wave for _, wave in basis[:count]])
+
+
+def _start_with_cosines(network: nn.Module, name: str) -> None:
+    """Half of the first layer's filters are cosines and half their negatives, since ReLU cuts off one sign of each."""
+    if not is_resnet(network):
+        raise SettingError("model.stem_init", f"is only for ResNets, not '{name}'. Leave it out.")
+    weight = network.get_parameter("conv1.weight")
+    with torch.no_grad():
+        start = cosine_filters(len(weight) // 2, weight.shape[-1]).to(weight.device)
+        weight[: 2 * len(start)] = torch.cat([start, -start])

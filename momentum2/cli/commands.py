@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from momentum2.cli.options import ConfigFile, Options, Positional, Words
-from momentum2.config import Config, Count, Limits, Network, Resume
+from momentum2.config import Config, Count, Limits, Network, Processes, Resume
 from momentum2.errors import UserError, shown
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class PlanOptions:
         probe: Time a few steps to estimate the duration.
     """
 
-    processes: Count = 1
+    processes: Processes = 1
     images: Count | None = None
     probe: bool = False
 
@@ -157,7 +157,7 @@ class ViewsOptions:
     """
 
     out: str = "views.png"
-    count: Count = 8
+    count: Annotated[int, Limits(1, 1000)] = 8
 
 
 def views(words: Words) -> int:

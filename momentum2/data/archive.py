@@ -1,5 +1,7 @@
 """A .tar or .zip of images, read in place."""
 
+import lzma
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -14,6 +16,14 @@ from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.images import BadImage, Encoded, refuse_large
 from momentum2.data.layout import SPLITS, choose_split, is_hidden, is_image, labels_from_folders
 from momentum2.errors import SettingError, UserError
+
+#: How many times larger than in its archive an image can be: most formats are compressed already. Smaller ones may.
+_MOST_INFLATED, _HARMLESS = 100, 64 << 20
+#: What tarfile and zipfile raise for archives that are damaged, or made to confuse them.
+_DAMAGE = (
+    *(OSError, EOFError, ValueError, KeyError, IndexError, OverflowError, RuntimeError, NotImplementedError),
+    *(UnicodeError, struct.error, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile),
+)
 
 
 class Archive(Dataset):
@@ -41,7 +51,7 @@ class Archive(Dataset):
         refuse_large(size)
         try:
             return Encoded(self._from_zip(place) if self.is_zip else self._from_tar(place, size))
-        except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        except _DAMAGE as error:
             raise BadImage(f"{type(error).__name__}: {error}") from error
 
     def stamp(self, index: int) -> str:
@@ -56,7 +66,12 @@ class Archive(Dataset):
         return data
 
     def _from_zip(self, number: int) -> bytes:
-        return self._zip.read(self._zip.infolist()[number])
+        member = self._zip.infolist()[number]
+        if member.file_size > max(_HARMLESS, _MOST_INFLATED * member.compress_size):
+            raise BadImage(
+                f"{member.file_size:,} bytes in {member.compress_size:,}, refused as a decompression bomb"
+            )
+        return self._zip.read(member)
 
     @cached_property
     def _zip(self) -> zipfile.ZipFile:
@@ -98,10 +113,13 @@ def open_archive(path: Path, split: str) -> Archive:
 
 
 def _zip_members(path: Path) -> Iterator[tuple[str, int, int]]:
-    with zipfile.ZipFile(path) as file:
-        for number, member in enumerate(file.infolist()):
-            if not member.is_dir():
-                yield member.filename.removeprefix("./"), number, member.file_size
+    try:
+        with zipfile.ZipFile(path) as file:
+            for number, member in enumerate(file.infolist()):
+                if not member.is_dir():
+                    yield member.filename.removeprefix("./"), number, member.file_size
+    except _DAMAGE as error:
+        raise UserError(f"{path} is damaged ({error}). Make or download it again.") from error
 
 
 def _tar_members(path: Path) -> Iterator[tuple[str, int, int]]:
@@ -109,9 +127,9 @@ def _tar_members(path: Path) -> Iterator[tuple[str, int, int]]:
         with tarfile.open(path, "r:") as file:
             for member in file.getmembers():
                 data = file.getmember(member.linkname) if member.islnk() else member
-                if data.isreg():
+                if data.isreg() and 0 <= data.size < 2**62 and not data.issparse():
                     yield member.name.removeprefix("./"), data.offset_data, data.size
-    except (tarfile.TarError, KeyError) as error:
+    except _DAMAGE as error:
         raise UserError(
             f"{path} cannot be read in place ({error}). Use a .zip or an uncompressed .tar; decompress a .tar.gz or "
             ".tar.xz first, for example with gunzip or unxz."

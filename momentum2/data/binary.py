@@ -1,6 +1,8 @@
 """CIFAR-10, CIFAR-100 and STL-10 in the files that their authors publish and torchvision downloads."""
 
+import io
 import pickle
+import struct
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,14 @@ from numpy.typing import NDArray
 from momentum2.data.dataset import FixedSize, Ints
 from momentum2.data.images import Pixels
 from momentum2.errors import SettingError, UserError
+from momentum2.files import read, read_text
 
+#: Bytes of the largest batch (CIFAR-100's has 155 million), and of the other files.
+_BATCH, _TEXT = 1 << 28, 1 << 24
 #: What reading files that are not as published can raise, unpickling included.
 _DAMAGE = (
-    *(OSError, KeyError, ValueError, TypeError, AttributeError, IndexError, EOFError),
-    pickle.UnpicklingError,
+    *(OSError, KeyError, ValueError, TypeError, AttributeError, IndexError, EOFError, OverflowError),
+    *(pickle.UnpicklingError, struct.error, AssertionError, MemoryError, RecursionError),
 )
 
 
@@ -84,7 +89,7 @@ def open_cifar(root: Path, split: str, classes: int) -> Cifar:
     try:
         if (folder / f"{stems[0]}.bin").is_file():
             parts = [_read_cifar_binary(folder / f"{stem}.bin", classes) for stem in stems]
-            class_names = (folder / names[0]).read_text().split()
+            class_names = read_text(folder / names[0], _TEXT).split()
         else:
             parts = [_read_cifar_pickle(folder / stem, classes) for stem in stems]
             class_names = [str(name) for name in _load_pickle(folder / names[1])[names_key]]
@@ -105,9 +110,12 @@ def open_stl10(root: Path, split: str) -> Stl10:
     files = [folder / f"{part}_X.bin" for part in split.split("+")]
     labels = None
     try:
-        classes = (folder / "class_names.txt").read_text().split()
+        classes = read_text(folder / "class_names.txt", _TEXT).split()
         if split in ("train", "test"):
-            labels = np.fromfile(folder / f"{split}_y.bin", np.uint8).astype(np.int64) - 1
+            labels = np.frombuffer(read(folder / f"{split}_y.bin", _TEXT), np.uint8).astype(np.int64) - 1
+        for file in files:
+            if not file.is_file():  # a named pipe would wait for a writer
+                raise ValueError(f"{file.name} is not a file")
         dataset = Stl10(files, labels, classes)
         if labels is not None:
             _check_labels(labels, len(dataset), classes)
@@ -144,7 +152,7 @@ def _find(root: Path, folders: tuple[str, ...], name: str) -> Path:
 def _read_cifar_binary(path: Path, classes: int) -> tuple[NDArray[np.uint8], Ints]:
     """Rows of one label (CIFAR-100: the coarse one, then the fine one) and 3072 bytes."""
     before = 1 if classes == 10 else 2
-    rows = np.fromfile(path, np.uint8).reshape(-1, before + 3072)
+    rows = np.frombuffer(read(path, _BATCH), np.uint8).reshape(-1, before + 3072)
     return rows[:, before:], rows[:, before - 1].astype(np.int64)
 
 
@@ -157,15 +165,17 @@ def _read_cifar_pickle(path: Path, classes: int) -> tuple[NDArray[np.uint8], Int
 
 
 def _load_pickle(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        content = _PlainUnpickler(file, encoding="latin1").load()
+    content = _PlainUnpickler(io.BytesIO(read(path, _BATCH)), encoding="latin1").load()
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} holds no table")
     return content
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Reads dicts, lists, text, numbers and arrays of bytes; whatever else one asks for could run code."""
+class _PlainUnpickler(pickle._Unpickler):
+    """Reads dicts, lists, text, numbers and arrays of bytes; whatever else one asks for could run code.
+
+    In Python, because the one in C takes memory for whatever a file says that it will need.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         match module.removeprefix("numpy").removeprefix(".core").removeprefix("._core"), name:
@@ -174,7 +184,7 @@ class _PlainUnpickler(pickle.Unpickler):
             case "_codecs", "encode":
                 return _latin1
             case "", "ndarray":
-                return np.ndarray
+                return "ndarray"  # only named, for `_empty_array`: calling it would be room for any size
             case "", "dtype":
                 return _uint8
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not allowed")

@@ -1,26 +1,38 @@
 """Decoded images in one memory-mapped file: when there is one, where it is, and reading it."""
 
 import hashlib
-import json
+import io
 import logging
 import os
 import shutil
+import stat
+import tokenize
 from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache as cache_calls
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from momentum2.config import Cache
 from momentum2.data.dataset import Dataset, Ints
-from momentum2.data.images import Array, BadImage, Picture, Pixels
-from momentum2.data.packing import decode, pack
+from momentum2.data.images import MAX_PIXELS, Array, BadImage, Picture, Pixels
+from momentum2.data.packing import BLOCK, decode, pack
 from momentum2.errors import SettingError
-from momentum2.files import locked
+from momentum2.files import at_home, locked, read, read_json
+from momentum2.machine import memory
 
 _FORMAT = 1  # part of the key: raise it when other pixels come out of the same files
+#: What reading a cache that is damaged or foreign can raise.
+_DAMAGE = (
+    *(OSError, ValueError, TypeError, KeyError, AttributeError, EOFError, SyntaxError, OverflowError),
+    *(MemoryError, tokenize.TokenError),  # numpy reads a header as Python
+)
 _SHARE = 0.25  # of the memory: the largest cache that auto makes
 
 
@@ -29,12 +41,11 @@ class Packed(Dataset):
 
     in_memory = True
 
-    def __init__(self, source: Dataset, folder: Path) -> None:
+    def __init__(self, source: Dataset, content: "Content") -> None:
         super().__init__(source.names, source.labels, source.class_names)
-        self.folder = folder
-        self.index: Ints = np.load(folder / "index.npy", allow_pickle=False)
-        manifest = json.loads((folder / "manifest.json").read_text())
-        self.bad = {int(index): str(reason) for index, reason in manifest["bad"].items()}
+        self.source, self.folder, self.index = source, content.folder, content.index
+        self.bad = dict(content.bad)
+        self._blocks, self._seen = content.blocks, np.zeros(len(content.blocks), bool)
         readable = np.delete(np.arange(len(self)), list(self.bad))
         if len(readable):
             # In place of a bad image comes the next readable one, after the last comes the first.
@@ -50,9 +61,26 @@ class Packed(Dataset):
         # Each process maps the file itself.
         return {name: value for name, value in self.__dict__.items() if name != "_pixels"}
 
+    def _is_sound(self, indices: Ints) -> bool:
+        """Whether the pixels of these images are as they were written; each block is looked at once."""
+        if self._seen.all():
+            return True
+        first = self.index[indices, 0]
+        last = first + np.maximum(self.index[indices, 1:].prod(1) * 3, 1) - 1
+        blocks = {b for a, z in zip(first // BLOCK, last // BLOCK, strict=True) for b in range(a, z + 1)}
+        for block in blocks:
+            if not self._seen[block]:
+                if crc32(self._pixels[block * BLOCK : (block + 1) * BLOCK].data) != self._blocks[block]:
+                    _distrust(self.folder)
+                    return False
+                self._seen[block] = True
+        return True
+
     def picture(self, index: int) -> Picture:
         if index in self.bad:
             raise BadImage(self.bad[index])
+        if not self._is_sound(np.array([index])):
+            return Array(self.source.picture(index).pixels())
         start, height, width = self.index[index].tolist()
         return Array(self._pixels[start : start + height * width * 3].reshape(height, width, 3))
 
@@ -63,6 +91,8 @@ class Packed(Dataset):
         if self.fixed_size is None:
             return super().fetch(indices)
         taken = self._taken[np.asarray(indices, np.int64)]
+        if not self._is_sound(taken):
+            return super().fetch(indices)
         images = self._pixels.reshape(-1, *self.fixed_size, 3)
         return taken, np.take(images, self.index[taken, 0] // images[0].size, axis=0)
 
@@ -71,18 +101,20 @@ def packed(dataset: Dataset, kind: str, cache: Cache, directory: str | None) -> 
     """`dataset` from its cache, which is made if needed; the data set itself if it is not cached."""
     if cache == "off" or dataset.in_memory:
         return dataset
-    base = Path(directory).expanduser() if directory else _user_cache()
+    base = at_home(directory) if directory else _user_cache()
     estimate = _decoded_bytes(dataset)
-    if cache == "auto" and estimate > _SHARE * _memory():
+    if cache == "auto" and estimate > _SHARE * memory():
         return dataset
     folder = base / f"{kind}-{_key(dataset)}"
     try:
         base.mkdir(parents=True, exist_ok=True)
         with locked(base / f"{folder.name}.lock"):
-            if not _is_whole(folder, dataset):
+            content = _read(folder, dataset)
+            if content is None:
                 if not _fits(base, estimate, cache):
                     return dataset
                 pack(dataset, folder, estimate)
+                content = _read(folder, dataset)
     except OSError as error:
         if cache == "auto":
             logging.getLogger("momentum2").warning("The images are not cached (%s).", error)
@@ -91,20 +123,12 @@ def packed(dataset: Dataset, kind: str, cache: Cache, directory: str | None) -> 
             "data.cache_dir",
             f"{base} cannot be written ({error}). Choose another folder, or turn the cache off.",
         ) from error
-    return Packed(dataset, folder)
+    return dataset if content is None else Packed(dataset, content)
 
 
 def _user_cache() -> Path:
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "momentum2"
-
-
-def _memory() -> int:
-    """Bytes of memory of this machine or container (what is free may differ when a run is resumed)."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    return min(total, int(text)) if text.isdecimal() else total
 
 
 def _decoded_bytes(dataset: Dataset) -> int:
@@ -141,12 +165,60 @@ def _key(dataset: Dataset) -> str:
     return digest.hexdigest()[:24]
 
 
-def _is_whole(folder: Path, dataset: Dataset) -> bool:
-    """Whether the cache is there in full, and what could not be read still cannot (a network may heal)."""
+@dataclass(frozen=True)
+class Content:
+    """What a cache says about itself."""
+
+    folder: Path
+    index: Ints  # (n, 3): first byte, height, width
+    blocks: NDArray[np.int64]  # checksums of `pixels.bin`
+    bad: dict[int, str]
+
+
+def _read(folder: Path, dataset: Dataset) -> Content | None:
+    """What is in a cache, if it is ours, whole and consistent, and what could not be read still cannot.
+
+    Nothing in it is believed that a checksum or the size of the data set can refute: whatever is wrong means that the
+    cache is made anew.
+    """
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        if (folder / "pixels.bin").stat().st_size != manifest["bytes"]:
-            return False
-        return all(decode(dataset, int(index))[0] is None for index in manifest["bad"])
-    except (OSError, ValueError, KeyError):
-        return False
+        found = _checked(folder, len(dataset))
+        # A network may heal.
+        return found if all(decode(dataset, index)[0] is None for index in found.bad) else None
+    except _DAMAGE:
+        return None
+
+
+def _checked(folder: Path, count: int) -> Content:
+    for path in (folder, folder / "pixels.bin", folder / "index.npy", folder / "manifest.json"):
+        if path.lstat().st_uid not in (os.getuid(), 0):
+            raise ValueError("it belongs to somebody else")
+    manifest = read_json(folder / "manifest.json")
+    size, blocks = int(manifest["bytes"]), np.array(manifest["blocks"], np.int64)
+    pixels = (folder / "pixels.bin").lstat()
+    if not stat.S_ISREG(pixels.st_mode) or pixels.st_size != size or len(blocks) != -(-size // BLOCK):
+        raise ValueError("pixels.bin has another size")
+    data = read(folder / "index.npy", 1000 + 24 * count)
+    if hashlib.sha256(data).hexdigest() != manifest["index"]:
+        raise ValueError("index.npy has changed")
+    index: Ints = np.load(io.BytesIO(data), allow_pickle=False)
+    if index.shape != (count, 3) or index.dtype != np.int64 or index.min(initial=0) < 0:
+        raise ValueError("index.npy is of other images")
+    if index[:, 0].max(initial=0) > size or index[:, 1:].max(initial=0) > MAX_PIXELS:
+        raise ValueError("index.npy has numbers that no image has")
+    if (index[:, 0] + index[:, 1:].prod(1) * 3).max(initial=0) > size:
+        raise ValueError("index.npy leaves pixels.bin")
+    bad = {int(number): str(reason) for number, reason in manifest["bad"].items()}
+    if not all(0 <= number < count for number in bad):
+        raise ValueError("manifest.json is of other images")
+    return Content(folder, index, blocks, bad)
+
+
+@cache_calls
+def _distrust(folder: Path) -> None:
+    """Have a damaged cache made anew at the next start, and say so, once."""
+    with suppress(OSError):
+        (folder / "manifest.json").unlink()
+    logging.getLogger("momentum2").warning(
+        "The cache %s is damaged. The images themselves are read, and the next start makes it again.", folder
+    )

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.images import BadImage, Encoded, refuse_large
 from momentum2.data.layout import SPLITS, choose_split, is_hidden, is_image, labels_from_folders
 from momentum2.errors import SettingError, UserError
+from momentum2.files import read
+
+_MOST_WAYS = 100  # that links may lead to one folder
 
 
 class Files(Dataset):
@@ -28,14 +32,14 @@ class Files(Dataset):
                     raise BadImage("not a regular file")
                 refuse_large(found.st_size)
                 return Encoded(file.read())
-        except OSError as error:
-            raise BadImage(error.strerror or str(error)) from error
+        except (OSError, ValueError) as error:  # ValueError: of a name that no file can have
+            raise BadImage(getattr(error, "strerror", None) or str(error)) from error
 
     def stamp(self, index: int) -> str:
         name = self.names[index]
         try:
             found = os.stat(os.path.join(self.root, name))
-        except OSError:
+        except (OSError, ValueError):
             return f"{name}\0missing"
         return f"{name}\0{found.st_size}\0{found.st_mtime_ns}"
 
@@ -98,7 +102,7 @@ def open_list(path: Path, split: str) -> Files:
 
 def _read_list(path: Path) -> list[tuple[str, str | None]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read as a list of paths ({error}).") from error
     rows = [_path_and_label(line.strip()) for line in lines if line.strip()]
@@ -130,25 +134,50 @@ def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
         raise UserError(f"The folder {folder} cannot be listed ({error.strerror}).") from error
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # of a link to itself
+        return False
+
+
 def _subfolders(folder: Path) -> list[str]:
-    return [entry.name for entry in _entries(folder) if entry.is_dir()]
+    return [entry.name for entry in _entries(folder) if _is_folder(entry)]
 
 
-def _walk(folder: Path | str, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
-    """Paths of the images below `folder` in a fixed order; a link back to a folder above is not followed."""
-    found = os.stat(folder)
-    if (found.st_dev, found.st_ino) in above:
-        return
-    above |= {(found.st_dev, found.st_ino)}
-    for entry in _entries(folder):
-        if entry.is_dir():
-            yield from (f"{entry.name}/{name}" for name in _walk(entry.path, above))
-        elif is_image(entry.name):
-            yield entry.name
+def _walk(folder: Path | str) -> Iterator[str]:
+    """Paths of the images below `folder` in a fixed order; a link back to a folder above is not followed.
+
+    A few links beside each other can lead to one folder in millions of ways: more than some are a `UserError`.
+    """
+    ways = Counter[tuple[int, int]]()
+    waiting: list[tuple[str, frozenset[tuple[int, int]] | None]] = [("", frozenset())]  # None: not a folder
+    while waiting:
+        name, above = waiting.pop()
+        if above is None:
+            yield name
+            continue
+        place = os.path.join(folder, name)
+        entries, before = _entries(place), f"{name}/" if name else ""
+        found = os.stat(place)
+        identity = found.st_dev, found.st_ino
+        if identity in above:
+            continue
+        ways[identity] += 1
+        if ways[identity] > _MOST_WAYS:
+            raise UserError(
+                f"Links lead to the folder {place} in more than {_MOST_WAYS} ways. Remove some of them."
+            )
+        inside = [
+            (before + entry.name, above | {identity} if _is_folder(entry) else None) for entry in entries
+        ]
+        waiting += [
+            (path, deeper) for path, deeper in reversed(inside) if deeper is not None or is_image(path)
+        ]
 
 
 def _what_is_in(folder: Path) -> str:
-    found = [entry.name + "/" if entry.is_dir() else entry.name for entry in _entries(folder)]
+    found = [entry.name + "/" if _is_folder(entry) else entry.name for entry in _entries(folder)]
     if not found:
         return "the folder is empty"
     return "found " + ", ".join(found[:5]) + (f" and {len(found) - 5:,} more" if len(found) > 5 else "")

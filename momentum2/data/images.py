@@ -18,11 +18,14 @@ SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp", ".avif", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".tga"),
 )
+#: What a file may contain, whatever its name says: Pillow knows other formats that start programs to be read.
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "AVIF", "TIFF", "PPM", "JPEG2000", "TGA")
 #: Larger images are refused as decompression bombs (the limit is Pillow's own).
 MAX_PIXELS = 2 * 89_478_485
 #: Larger files are refused before they are read.
 MAX_BYTES = 1 << 30
 
+_BAND = 1 << 20  # pixels that are converted at a time
 _ORIENTATION = 0x0112  # EXIF tag
 
 
@@ -80,11 +83,11 @@ class Encoded:
         if b"Exif\x00\x00" not in self.data:
             return 1
         with _bad_if_it_fails():
-            return _orientation(Image.open(io.BytesIO(self.data)))
+            return _orientation(_open(self.data))
 
     @cached_property
     def _decoded(self) -> Pixels:
-        with _bad_if_it_fails(), Image.open(io.BytesIO(self.data)) as image:
+        with _bad_if_it_fails(), _open(self.data) as image:
             _refuse_bomb(*image.size)
             return upright_rgb(image)
 
@@ -103,6 +106,10 @@ class Encoded:
         except ValueError:
             return self._decoded  # Pillow may be more forgiving; if not, it has the better message
         return _upright(stored, self._orientation)
+
+
+def _open(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
 def upright_rgb(image: Image.Image) -> Pixels:
@@ -163,7 +170,21 @@ def _rgb(image: Image.Image) -> Pixels:
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image.convert("RGBA"))
-    return np.array(image.convert("RGB"))
+    return _array(image)
+
+
+def _array(image: Image.Image) -> Pixels:
+    """RGB, made of bands: Pillow's own way has three copies of a large image in memory at the same time."""
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    rows = max(1, _BAND // image.width)
+    for top in range(0, image.height, rows):
+        band = (
+            image
+            if rows >= image.height
+            else image.crop((0, top, image.width, min(top + rows, image.height)))
+        )
+        pixels[top : top + rows] = np.asarray(band if band.mode == "RGB" else band.convert("RGB"))
+    return pixels
 
 
 def _with_white(values: NDArray[np.float64], mode: str) -> tuple[NDArray[np.float64], float]:

@@ -1,5 +1,7 @@
 """Batches on the device, in an order and with draws that depend on (seed, step) alone."""
 
+import logging
+import os
 import pickle
 import queue
 import sys
@@ -24,8 +26,11 @@ from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.sampler import batch_indices, own_places, steps_per_epoch
 from momentum2.data.workers import AHEAD, SharedMemory, Workers
 from momentum2.errors import SettingError, UserError
+from momentum2.machine import allowed_cores
 
 T = TypeVar("T")
+
+log = logging.getLogger("momentum2")
 
 _PREFETCH = 2  # batches that wait for the consumer
 _JOB = 32  # at most this many samples per job of a worker
@@ -81,7 +86,7 @@ class Loader:
         rank: Which consecutive part of each micro-batch is ours ...
         world: ... of how many.
         device: Where batches go.
-        workers: Decoding processes (used where there is something to decode or to crop).
+        workers: Decoding processes (used where there is something to decode or to crop); None as `default_workers`.
         start: The first step; starting later gives the same batches.
         stop: The step before which to stop.
         bad_images: Where to list unreadable images.
@@ -101,7 +106,7 @@ class Loader:
         rank: int = 0,
         world: int = 1,
         device: torch.device | str = "cpu",
-        workers: int = 0,
+        workers: int | None = None,
         bad_images: Path | None = None,
         timeout: float = 300.0,
     ) -> None:
@@ -153,7 +158,7 @@ def iterate(
     rank: int = 0,
     world: int = 1,
     device: torch.device | str = "cpu",
-    workers: int = 0,
+    workers: int | None = None,
     bad_images: Path | None = None,
 ) -> Generator[Batch, None, None]:
     """Every image once and in order, in batches of at most `batch_size`; unreadable ones are left out.
@@ -195,6 +200,7 @@ class _Host(NamedTuple):
     step: int
     images: list[Tensor]
     draws: tuple[Draws, ...]
+    labels: Tensor | None
     taken: Ints
 
 
@@ -204,24 +210,39 @@ class _Feed:
 
     task: Assemble
     device: torch.device
-    workers: int
+    workers: int | None
     bad_images: Path | None
     timeout: float = 300.0
 
     def run(self, plan: Iterable[_Part]) -> Generator[Batch, None, None]:
         dataset = self.task.dataset
         report_bad(dataset, dict(dataset.bad), self.bad_images)
-        if self.workers == 0 or (dataset.in_memory and self.task.whole):
+        count = self._count_workers()
+        if count == 0 or (dataset.in_memory and self.task.whole):
             ready = self._collect(plan, partial(map, self.task), self.task, self.task.local, slots=1)
             yield from self._deliver(ready, interrupt=lambda: None)
             return
-        _check_picklable(dataset)
-        samples = min(_JOB, _divide_up(self.task.local, 2 * self.workers))
-        slots = 2 + _divide_up(AHEAD * self.workers, _divide_up(self.task.local, samples))
+        samples = min(_JOB, _divide_up(self.task.local, 2 * count))
+        slots = 2 + _divide_up(AHEAD * count, _divide_up(self.task.local, samples))
         task = replace(self.task, memory=SharedMemory(slots * self.task.slot_bytes))
-        with Workers(task, self.workers, self._describe, self.timeout) as workers:
+        with Workers(task, count, self._describe, self.timeout) as workers:
             ready = self._collect(plan, workers.map, task, samples, slots)
             yield from self._deliver(ready, workers.interrupt)
+
+    def _count_workers(self) -> int:
+        """As told; where nothing was said, none if they cannot be given the data set."""
+        dataset, count = self.task.dataset, self.workers
+        if count is None:
+            count = default_workers(self.device)
+            try:
+                if count and not dataset.in_memory:
+                    _check_picklable(dataset)
+            except UserError as error:
+                log.warning("%s Meanwhile the training process decodes.", error)
+                return 0
+        elif count and not (dataset.in_memory and self.task.whole):
+            _check_picklable(dataset)
+        return count
 
     def _collect(
         self,
@@ -249,17 +270,17 @@ class _Feed:
                 draw_at(spec, task.seed, part.step, view, task.count, part.places)
                 for view, spec in enumerate(task.specs)
             )
-            yield _Host(part.step, [self._own(array) for array in images], draws, taken)
+            labels = None if task.dataset.labels is None else self._own(task.dataset.labels[taken])
+            yield _Host(part.step, [self._own(array) for array in images], draws, labels, taken)
 
-    def _own(self, images: Images) -> Tensor:
+    def _own(self, values: Images | Ints) -> Tensor:
         """A copy of its own for what will be overwritten; pinned if a GPU is to fetch it."""
-        tensor = torch.from_numpy(images)
+        tensor = torch.from_numpy(values)
         if self.device.type == "cuda":
             return tensor.pin_memory()
-        return tensor if images.base is None else tensor.clone()
+        return tensor if values.base is None else tensor.clone()
 
     def _deliver(self, ready: Iterator[_Host], interrupt: Callable[[], None]) -> Iterator[Batch]:
-        labels = self.task.dataset.labels
         with closing(_in_background(ready, interrupt)) as hosts:
             while True:
                 begin = time.perf_counter()
@@ -272,7 +293,7 @@ class _Feed:
                     host.step,
                     images[0] if self.task.whole else images,
                     host.draws,
-                    None if labels is None else torch.from_numpy(labels[host.taken]).to(self.device),
+                    None if host.labels is None else host.labels.to(self.device, non_blocking=True),
                     torch.from_numpy(host.taken),
                     wait,
                 )
@@ -280,6 +301,17 @@ class _Feed:
     def _describe(self, job: Job) -> str:
         names = self.task.dataset.names
         return f"step {job.step}, images {', '.join(names[i] for i in job.indices[:3])} and the following"
+
+
+def default_workers(device: torch.device) -> int:
+    """Decoding processes where nothing else was said.
+
+    One thread that decodes starves a GPU, and keeps the thread that feeds it from running; on a CPU there is nothing to
+    gain.
+    """
+    if device.type != "cuda":
+        return 0
+    return max(1, min(16, allowed_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1))
 
 
 def _check_picklable(dataset: Dataset) -> None:

@@ -19,7 +19,7 @@ from momentum2.data.folders import open_folder, open_imagenet, open_list
 from momentum2.data.images import BadImage, Pixels
 from momentum2.data.sampler import seeded_subset
 from momentum2.errors import SettingError, UserError
-from momentum2.files import locked
+from momentum2.files import at_home, locked
 
 #: Number of images of `shapes` in each split.
 SHAPES = {"train": 20_000, "test": 4_000}
@@ -109,7 +109,7 @@ def _root(data: DataConfig) -> Path:
         raise SettingError("data.root", f'is required for the data set "{data.name}".')
     if data.root == "":
         raise SettingError("data.root", "is empty. Set it to the folder or file of the images.")
-    root = Path(data.root or ".").expanduser()
+    root = at_home(data.root or ".")
     if not root.exists():
         raise SettingError("data.root", f"{root} does not exist.")
     return root
@@ -125,7 +125,7 @@ def _download(data: DataConfig) -> None:
         raise SettingError("data.download", f'is not possible for the data set "{data.name}". Leave it out.')
     if data.root is None:
         raise SettingError("data.root", f"is required to download {data.name}. Set it to a folder.")
-    source, root = sources[data.name], Path(data.root).expanduser()
+    source, root = sources[data.name], at_home(data.root)
     root.mkdir(parents=True, exist_ok=True)
     with locked(root / ".download.lock"):
         if (root / source.base_folder).is_dir():

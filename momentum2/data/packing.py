@@ -1,10 +1,12 @@
 """Making a cache of decoded images.
 
 It is a folder with `pixels.bin` (the images one after another, uint8, height x width x 3), `index.npy` (for
-each its first byte, height and width) and `manifest.json` (what could not be read, and why). It is made under
-another name and then renamed, so a folder under its own name is whole. Nothing in it is a pickle.
+each its first byte, height and width) and `manifest.json` (what could not be read, and why; checksums of the other
+two). It is made under another name and then renamed, so a folder under its own name is whole. Nothing in it is a
+pickle.
 """
 
+import hashlib
 import json
 import logging
 import shutil
@@ -13,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
+from zlib import crc32
 
 import numpy as np
 from rich.console import Console
@@ -21,12 +24,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.images import BadImage, Pixels
 from momentum2.data.workers import Workers
-from momentum2.files import whole_folder
+from momentum2.files import whole_folder, write_new
 from momentum2.machine import allowed_cores
 from momentum2.terminal import has_bars
 
 log = logging.getLogger("momentum2")
 
+#: Bytes of `pixels.bin` that have a checksum of their own.
+BLOCK = 1 << 18
 _JOB_BYTES = 8 << 20  # of decoded images that travel from a worker at a time
 _INLINE_BYTES = 64 << 20  # below this, starting processes takes longer than decoding
 
@@ -74,23 +79,36 @@ def pack(dataset: Dataset, folder: Path, estimate: int) -> None:
     jobs = [range(start, min(start + each, len(dataset))) for start in range(0, len(dataset), each)]
     shutil.rmtree(folder, ignore_errors=True)  # if it is corrupt
     with whole_folder(folder, f"{folder.name}.building") as building:
-        with (building / "pixels.bin").open("wb") as file, _results(dataset, jobs, estimate) as results:
-            index, bad = _write(results, file)
+        with (building / "pixels.bin").open("xb") as file, _results(dataset, jobs, estimate) as results:
+            index, bad, blocks = _write(results, file)
         np.save(building / "index.npy", index, allow_pickle=False)
-        manifest = {"bytes": int((building / "pixels.bin").stat().st_size), "bad": bad}
-        (building / "manifest.json").write_text(json.dumps(manifest, indent=1))
+        manifest = {
+            "bytes": int((building / "pixels.bin").stat().st_size),
+            "index": hashlib.sha256((building / "index.npy").read_bytes()).hexdigest(),
+            "blocks": blocks,
+            "bad": bad,
+        }
+        write_new(building / "manifest.json", json.dumps(manifest, indent=1))
 
 
-def _write(results: Iterator[_Decoded], file: BinaryIO) -> tuple[Ints, dict[int, str]]:
+def _write(results: Iterator[_Decoded], file: BinaryIO) -> tuple[Ints, dict[int, str], list[int]]:
     sizes: list[tuple[int, int]] = []
     bad: dict[int, str] = {}
+    blocks, room = [0], BLOCK  # the checksum of each BLOCK bytes, and how many of them the last one lacks
     for done in results:
         file.write(done.pixels)
         sizes += done.sizes
         bad |= done.bad
+        rest = memoryview(done.pixels)
+        while rest:
+            if room == 0:
+                blocks.append(0)
+                room = BLOCK
+            blocks[-1] = crc32(rest[:room], blocks[-1])
+            rest, room = rest[room:], room - min(room, len(rest))
     shapes = np.array(sizes, np.int64).reshape(-1, 2)
     lengths = shapes.prod(1) * 3
-    return np.column_stack([np.cumsum(lengths) - lengths, shapes]), bad
+    return np.column_stack([np.cumsum(lengths) - lengths, shapes]), bad, blocks if lengths.any() else []
 
 
 @contextmanager

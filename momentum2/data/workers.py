@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import get_context, reduction
@@ -130,6 +131,7 @@ def _work(pipe: Connection, task: Callable[[Any], Any]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # a damaged file is told as a bad image
     with contextlib.suppress(EOFError, OSError):  # the parent is gone
         while True:
             job = pipe.recv()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from momentum2.detection.presets import DetectionDataConfig
 from momentum2.detection.sampling import Sampler
 from momentum2.detection.targets import Target
 from momentum2.detection.transforms import draw, training_view
+from momentum2.seeds import derive
 
 _AHEAD = 2  # batches that are being read while one is used
 
@@ -40,7 +42,8 @@ class DetectionBatch:
 
 def on_device(target: Target, device: torch.device) -> Target:
     """The same objects on `device`."""
-    return {name: value.to(device) for name, value in target.items()}  # type: ignore[return-value,attr-defined]
+    moved = {name: v.to(device) if isinstance(v, Tensor) else v for name, v in target.items()}
+    return cast(Target, moved)
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,19 @@ class Batches:
         return DetectionBatch(step, wait, views, self.device)
 
     def _share(self, step: int) -> list[tuple[int, int]]:
-        """(place in the global batch, image) of this process's part."""
-        batch = self.sampler.batch(step)
-        places = own_places(len(batch), self.accumulate, distributed.rank(), distributed.world_size())
-        return list(zip(places.tolist(), batch[places].tolist(), strict=True))
+        """(place in the global batch, image) of this process's part.
+
+        The batch is sorted by shape before it is cut, so that images that are padded to one size have similar ones.
+        The draws of an image are those of its place before.
+        """
+        batch = self.sampler.batch(step).tolist()
+        places = sorted(range(len(batch)), key=lambda place: self.data.aspect(batch[place]))
+        own = own_places(len(batch), self.accumulate, distributed.rank(), distributed.world_size())
+        return [(places[i], batch[places[i]]) for i in own.tolist()]
 
     def _view(self, step: int, place: int, index: int) -> tuple[Tensor, Target]:
-        change = draw(self.config, self.sampler.seed, step, place)
-        return training_view(
-            self.data.image(index), self.data.target(index, self.masks), change, self.config.max_long_edge
-        )
+        seed = self.sampler.seed
+        change = draw(self.config, seed, step, place)
+        target = self.data.target(index, self.masks)
+        target["draw"] = derive(seed, "detection", "sample", step, place)
+        return training_view(self.data.image(index), target, change, self.config.max_long_edge)

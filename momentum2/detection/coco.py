@@ -1,6 +1,5 @@
 """Annotation files in COCO's format, in which LVIS 0.5 and 1.0 are written too."""
 
-import json
 import logging
 from collections import defaultdict
 from pathlib import Path
@@ -10,14 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from momentum2.data.images import BadImage, Encoded
+from momentum2.data.images import MAX_BYTES, BadImage, Encoded
 from momentum2.data.sampler import seeded_subset
 from momentum2.detection.targets import Segmentation, Target, decode_masks
 from momentum2.errors import SettingError, UserError
+from momentum2.files import read, read_json
 
 log = logging.getLogger("momentum2")
 
 Entry = dict[str, Any]  # an object of the JSON file
+_LARGEST = 4 << 30  # bytes of an annotation file; LVIS has 1.1 GB
 
 
 class CocoData:
@@ -30,10 +31,17 @@ class CocoData:
         count: Use only the first `count` images of a seeded order.
         seed: Seed of that order.
         training: Leave out images that show nothing to learn.
+        masks: Refuse objects without a mask.
     """
 
     def __init__(
-        self, annotations: Path, images: Path, count: int | None = None, seed: int = 0, training: bool = False
+        self,
+        annotations: Path,
+        images: Path,
+        count: int | None = None,
+        seed: int = 0,
+        training: bool = False,
+        masks: bool = False,
     ) -> None:
         self.source, self.folder = annotations, images
         content = _load(annotations)
@@ -55,12 +63,14 @@ class CocoData:
         self.image_ids = tuple(int(e["id"]) for e in self._entries)
         self._paths = [_path(images, e) for e in self._entries]
         _refuse_missing(self._paths, annotations)
+        if masks:
+            self._require_masks()
 
     def image(self, i: int) -> Tensor:
         """RGB uint8 (3, h, w)."""
         path, entry = self._paths[i], self._entries[i]
         try:
-            pixels = Encoded(path.read_bytes()).pixels()
+            pixels = Encoded(read(path, MAX_BYTES)).pixels()
         except (OSError, BadImage) as error:
             raise UserError(
                 f"{path} cannot be read ({error}). Restore it, or remove it from {self.source}."
@@ -79,16 +89,23 @@ class CocoData:
         boxes = torch.tensor([o["box"] for o in objects], dtype=torch.float32).reshape(-1, 4)
         target = Target(boxes=boxes, labels=torch.tensor([o["label"] for o in objects], dtype=torch.int64))
         if masks:
-            if not all(o["segmentation"] for o in objects):
-                raise SettingError(
-                    "model",
-                    f"needs masks, but {self.source} has objects without one, such as in {self._paths[i].name}. "
-                    "Choose retinanet or fcos.",
-                )
             target["masks"] = decode_masks(
                 [o["segmentation"] for o in objects], entry["height"], entry["width"]
             )
         return target
+
+    def _require_masks(self) -> None:
+        for path, entry in zip(self._paths, self._entries, strict=True):
+            if not all(o["segmentation"] for o in self._objects[entry["id"]]):
+                raise SettingError(
+                    "model",
+                    f"needs masks, but {self.source} has objects without one, such as in {path.name}. "
+                    "Choose faster_rcnn, retinanet or fcos.",
+                )
+
+    def aspect(self, i: int) -> float:
+        """Width / height of image i."""
+        return float(self._entries[i]["width"] / self._entries[i]["height"])
 
     def classes(self, i: int) -> frozenset[int]:
         """The labels that image i shows."""
@@ -102,7 +119,7 @@ class CocoData:
 
 def _load(path: Path) -> dict[str, list[Entry]]:
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path, _LARGEST)
         for section, keys in _NEEDED.items():
             for entry in content[section]:
                 if not keys <= entry.keys():
@@ -118,6 +135,10 @@ def _load(path: Path) -> dict[str, list[Entry]]:
                 if "bbox" in keys and not _is_box(entry["bbox"]):
                     raise UserError(
                         f"{path} is not in COCO's format: a 'bbox' is {entry['bbox']!r}, not x, y, w, h."
+                    )
+                if "bbox" in keys and not _is_mask(entry.get("segmentation")):
+                    raise UserError(
+                        f"{path} is not in COCO's format: a 'segmentation' is neither polygons nor a run-length code."
                     )
     except OSError as error:
         raise UserError(
@@ -140,6 +161,12 @@ _INTEGERS = {"id", "image_id", "category_id", "height", "width"}
 
 def _is_box(value: object) -> bool:
     return isinstance(value, list) and len(value) == 4 and all(isinstance(v, int | float) for v in value)
+
+
+def _is_mask(value: object) -> bool:
+    if isinstance(value, dict):
+        return {"size", "counts"} <= value.keys()
+    return value is None or (isinstance(value, list) and all(isinstance(polygon, list) for polygon in value))
 
 
 def _by_image(annotations: list[Entry]) -> dict[int, list[Entry]]:
@@ -166,6 +193,11 @@ def _usable(
             x, y, w, h = annotation["bbox"]
             box = (max(x, 0), max(y, 0), min(x + w, entry["width"]), min(y + h, entry["height"]))
             mask = _mask(annotation)
+            if isinstance(mask, dict) and mask["size"] != [entry["height"], entry["width"]]:
+                raise UserError(
+                    f"{source} has a mask of {mask['size']} pixels in image {entry['id']}, which has "
+                    f"[{entry['height']}, {entry['width']}]. Correct it, or remove its entry."
+                )
             if box[2] <= box[0] or box[3] <= box[1] or mask == []:
                 empty += 1
                 continue

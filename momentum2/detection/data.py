@@ -36,6 +36,10 @@ class DetectionData(Protocol):
         """The labels that image i shows."""
         ...
 
+    def aspect(self, i: int) -> float:
+        """Width / height of image i, known without reading it."""
+        ...
+
     def ground_truth(self) -> dict[str, Any]:
         """All that is known about these images, in COCO's format."""
         ...
@@ -64,6 +68,9 @@ class ShapesData:
 
     def classes(self, i: int) -> frozenset[int]:
         return frozenset(self._annotation(i)["labels"].tolist())
+
+    def aspect(self, i: int) -> float:
+        return 1.0
 
     def ground_truth(self) -> dict[str, Any]:
         images = [{"id": i, "height": self.size, "width": self.size} for i in self.image_ids]
@@ -97,8 +104,8 @@ class ShapesData:
         return shapes.annotations(np.array([i]), self.size, split=self.split)[0]
 
 
-def open_data(config: DetectionDataConfig, training: bool, seed: int) -> DetectionData:
-    """The images to train on, or those to evaluate on."""
+def open_data(config: DetectionDataConfig, training: bool, seed: int, masks: bool = False) -> DetectionData:
+    """The images to train on, or those to evaluate on; with `masks`, every object must have one."""
     split, count = (config.split, config.train_size) if training else (config.test_split, config.test_size)
     if count is not None and count < 1:
         raise SettingError(
@@ -106,7 +113,9 @@ def open_data(config: DetectionDataConfig, training: bool, seed: int) -> Detecti
         )
     if config.name == "shapes":
         return ShapesData(
-            split, config.test_short_edge, count or (_SHAPES_TRAIN if training else _SHAPES_TEST)
+            split,
+            config.scene_size or config.test_short_edge,
+            count or (_SHAPES_TRAIN if training else _SHAPES_TEST),
         )
     if config.root is None:
         raise SettingError(
@@ -116,7 +125,9 @@ def open_data(config: DetectionDataConfig, training: bool, seed: int) -> Detecti
     if not root.is_dir():
         raise SettingError("data.root", f"{root} is not a folder.")
     prefix, folder = ("instances", split) if config.name == "coco" else ("lvis", _coco_folder(split))
-    data = CocoData(root / "annotations" / f"{prefix}_{split}.json", root / folder, count, seed, training)
+    data = CocoData(
+        root / "annotations" / f"{prefix}_{split}.json", root / folder, count, seed, training, masks
+    )
     if config.name == "lvis" and not all("frequency" in c for c in data.ground_truth()["categories"]):
         raise SettingError(
             "data.name",

@@ -12,7 +12,7 @@ from momentum2.detection.batches import Batches
 from momentum2.detection.coco_eval import Style
 from momentum2.detection.data import DetectionData, open_data
 from momentum2.detection.detector import Detector
-from momentum2.detection.presets import DetectConfig, DetectionDataConfig, EncoderConfig
+from momentum2.detection.presets import WITH_MASKS, DetectConfig, DetectionDataConfig, EncoderConfig
 from momentum2.detection.sampling import Sampler, repeat_factors
 from momentum2.detection.saved import DetectorCard, architecture_of, save_detector
 from momentum2.detection.schedule import check, resolve
@@ -76,7 +76,10 @@ def finetune(config: DetectConfig, run: str | None, out: Path, resume: Resume = 
     keep_large_blocks()
     with joined(device):
         config, encoder = with_encoder(config, run)
-        data, test = (open_data(config.data, training, config.train.seed) for training in (True, False))
+        masks = config.model in WITH_MASKS
+        data, test = (
+            open_data(config.data, training, config.train.seed, masks) for training in (True, False)
+        )
         if data.class_names != test.class_names:
             raise UserError("The training and test annotations list different classes. Use files that agree.")
         card = make_card(config, data)

@@ -1,25 +1,29 @@
-"""The four detectors, put together from torchvision's parts on a feature pyramid of our encoder."""
+"""The detectors, put together from torchvision's parts and our own on a feature pyramid of our encoder."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from momentum2._torchvision import torchvision
-from momentum2.detection.cascade import CascadeRoIHeads
+from momentum2.detection.dense import FCOSTowers, NormLayer, RetinaNetTowers
 from momentum2.detection.maps import Maps, maps_of
-from momentum2.detection.presets import TWO_STAGE, DetectorName, HeadConfig
+from momentum2.detection.presets import TWO_STAGE, WITH_MASKS, DetectorName, HeadConfig
+from momentum2.detection.proposals import Proposals
+from momentum2.detection.rcnn import CASCADE, SINGLE, Heads
+from momentum2.detection.targets import Target
 from momentum2.errors import SettingError, UserError
 from momentum2.norms import SyncedBatchNorm, convert_norms
 
 _detection = torchvision.models.detection
 _pyramid = torchvision.ops.feature_pyramid_network
-_poolers = torchvision.ops.poolers
 AnchorGenerator: Any = _detection.anchor_utils.AnchorGenerator
+Transform: Any = _detection.transform.GeneralizedRCNNTransform
 
+Extra = Literal["subsampled", "map", "level"]
 _RATIOS = (0.5, 1.0, 2.0)  # height / width of the anchors
+_MEAN, _STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
 class Pyramid(nn.Module):
@@ -29,7 +33,8 @@ class Pyramid(nn.Module):
         body: The encoder's maps.
         count: How many of them to build on, the coarsest ones.
         channels: Channels of every level.
-        dense: Two more levels computed from the last map (P6, P7), not one subsampled from the last level (P6).
+        extra: Levels beyond: one, subsampled from the last (R-CNNs), or two that are computed (P6, P7), from the last
+            map (RetinaNet) or from its level (FCOS).
 
     Attributes:
         out_channels: Channels of every level (the name that torchvision asks for).
@@ -39,16 +44,21 @@ class Pyramid(nn.Module):
 
     bf16 = False
 
-    def __init__(self, body: Maps, count: int, channels: int, dense: bool) -> None:
+    def __init__(self, body: Maps, count: int, channels: int, extra: Extra) -> None:
         super().__init__()
+        if len(body.strides) < count:
+            raise UserError(f"The backbone has {len(body.strides)} maps, but this detector needs {count}.")
         self.body, self.count = body, count
         convert_norms(self.body, "synced")
         widths = list(body.channels[-count:])
-        top = _pyramid.LastLevelP6P7(widths[-1], channels) if dense else _pyramid.LastLevelMaxPool()
+        top: Any = _pyramid.LastLevelMaxPool()
+        if extra != "subsampled":
+            top = _pyramid.LastLevelP6P7(widths[-1] if extra == "map" else channels, channels)
+            top.use_P5 = extra == "level"  # torchvision guesses it from the widths
         self.fpn = _pyramid.FeaturePyramidNetwork(widths, channels, top, norm_layer=SyncedBatchNorm)
         self.out_channels = channels
         self.strides = list(body.strides[-count:])
-        self.strides += [self.strides[-1] * 2**i for i in ((1, 2) if dense else (1,))]
+        self.strides += [self.strides[-1] * 2**i for i in ((1,) if extra == "subsampled" else (1, 2))]
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Levels of n × out_channels × h/stride × w/stride, finest first."""
@@ -59,7 +69,7 @@ class Pyramid(nn.Module):
 
 
 class Anchors(AnchorGenerator):  # type: ignore[misc]
-    """torchvision's anchors at the true strides of the levels (torchvision guesses them from the padded size).
+    """torchvision's anchors, not rounded, and at the true strides of the levels (torchvision guesses them).
 
     Args:
         strides: Of every level.
@@ -72,9 +82,15 @@ class Anchors(AnchorGenerator):  # type: ignore[misc]
         self, strides: list[int], scales: list[float], ratios: tuple[float, ...], offset: float = 0.0
     ) -> None:
         super().__init__(
-            tuple(tuple(int(s * scale) for scale in scales) for s in strides), (ratios,) * len(strides)
+            tuple(tuple(s * scale for scale in scales) for s in strides), (ratios,) * len(strides)
         )
         self.strides, self.offset = strides, offset
+
+    def generate_anchors(self, scales: tuple[float, ...], aspect_ratios: tuple[float, ...]) -> Tensor:
+        """The anchors of a cell around its corner, ratio by ratio: (ratios · scales, 4)."""
+        size, ratio = torch.tensor(scales)[None], torch.tensor(aspect_ratios)[:, None]
+        w, h = (size / ratio.sqrt()).flatten(), (size * ratio.sqrt()).flatten()
+        return torch.stack((-w, -h, w, h), 1) / 2
 
     def forward(self, images: Any, maps: list[Tensor]) -> list[Tensor]:
         """The anchors of each image, all levels in one: (n, 4)."""
@@ -91,127 +107,95 @@ class _GroupNorm(nn.GroupNorm):
         return torch.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
 
 
-def build_detector(
-    name: DetectorName,
-    encoder: nn.Module,
-    classes: int,
-    head: HeadConfig,
-    short_edge: int,
-    max_long_edge: int,
-) -> nn.Module:
-    """torchvision's module of that detector: images and targets to losses in training, else images to detections.
+class Padding(Transform):  # type: ignore[misc]
+    """Normalizes images (3, h, w) in [0, 1], which have their size already, and pads them to one of all.
 
-    Images (3, h, w) in [0, 1] are normalized and padded; in evaluation they are also scaled to `short_edge`, or less
-    where the other edge would be longer than `max_long_edge`. In training they already have their size.
+    What is found stays in their pixels.
+    """
+
+    def __init__(self, divisible: int) -> None:
+        super().__init__(0, 0, _MEAN, _STD, size_divisible=divisible)
+
+    def resize(self, image: Tensor, target: Target | None = None) -> tuple[Tensor, Target | None]:
+        return image, target
+
+    def postprocess(self, result: list[dict[str, Tensor]], *_: object) -> list[dict[str, Tensor]]:
+        return result
+
+
+def build_detector(name: DetectorName, encoder: nn.Module, classes: int, head: HeadConfig) -> nn.Module:
+    """A detector as torchvision has them: images and targets to losses in training, else images to detections.
+
+    Images (3, h, w) in [0, 1] have their size already, and detections are in their pixels: boxes, labels from 0,
+    scores, and masks as squares of probabilities (n, 28, 28), to be pasted into the boxes.
     """
     body = maps_of(encoder)
-    two_stage = name in TWO_STAGE
-    if head.fpn_channels % 32 and not two_stage and head.tower_norm == "group":
+    if head.fpn_channels % 32 and name not in TWO_STAGE and head.tower_norm == "group":
         raise SettingError(
             "head.fpn_channels",
             f"must be a multiple of 32 for {name} with group norm, not {head.fpn_channels}.",
         )
-    count = 4 if two_stage else 3
-    if len(body.strides) < count:
-        raise UserError(
-            f"{name} needs {count} maps, but the backbone has {len(body.strides)}. Choose retinanet."
-        )
-    pyramid = Pyramid(body, count, head.fpn_channels, dense=not two_stage)
-    sizes = {
-        "min_size": short_edge,
-        "max_size": max_long_edge,
-        "size_divisible": pyramid.strides[count - 1],
-        "_skip_resize": True,  # in training
-    }
-    model: nn.Module = _BUILD[name](pyramid, classes, head, sizes)
+    model: nn.Module
+    if name in TWO_STAGE:
+        model = _rcnn(name, body, classes, head)
+    else:
+        model = _retinanet(body, classes, head) if name == "retinanet" else _fcos(body, classes, head)
     return model
 
 
-def _mask_rcnn(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str, Any]) -> Any:
-    channels, outputs = head.fpn_channels, classes + 1
-    model: Any = _detection.MaskRCNN(
+def _rcnn(name: DetectorName, body: Maps, classes: int, head: HeadConfig) -> Any:
+    pyramid = Pyramid(body, 4, head.fpn_channels, "subsampled")
+    cascade = name == "cascade_rcnn"
+    return _detection.generalized_rcnn.GeneralizedRCNN(
         pyramid,
-        **sizes,
-        rpn_anchor_generator=Anchors(pyramid.strides, [8], _RATIOS),
-        rpn_pre_nms_top_n_train=2 * head.proposals,
-        rpn_pre_nms_top_n_test=head.proposals,
-        rpn_post_nms_top_n_train=head.proposals,
-        rpn_post_nms_top_n_test=head.proposals,
-        box_roi_pool=_pool(pyramid, 7),
-        box_head=_detection.faster_rcnn.TwoMLPHead(channels * 7**2, head.box_width),
-        box_predictor=_detection.faster_rcnn.FastRCNNPredictor(head.box_width, outputs),
-        box_batch_size_per_image=head.sampled,
-        box_score_thresh=head.score_threshold,
-        box_detections_per_img=head.detections,
-        mask_roi_pool=_pool(pyramid, 14),
-        mask_head=_detection.mask_rcnn.MaskRCNNHeads(channels, (channels,) * 4, dilation=1),
-        mask_predictor=_detection.mask_rcnn.MaskRCNNPredictor(channels, channels, outputs),
+        Proposals(
+            Anchors(pyramid.strides, [8], _RATIOS),
+            head.fpn_channels,
+            train=head.proposals * (2 if cascade else 1),
+            test=head.proposals,
+        ),
+        Heads(
+            pyramid.strides[:4],
+            classes,
+            head,
+            CASCADE if cascade else SINGLE,
+            masks=name in WITH_MASKS,
+        ),
+        Padding(body.strides[-1]),
     )
-    return model
 
 
-def _cascade_rcnn(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str, Any]) -> Any:
-    model = _mask_rcnn(pyramid, classes, head, sizes)
-    model.roi_heads = CascadeRoIHeads(model.roi_heads, head.box_width, classes + 1)
-    return model
-
-
-def _retinanet(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str, Any]) -> Any:
-    channels, norm = head.fpn_channels, _tower_norm(head)
+def _retinanet(body: Maps, classes: int, head: HeadConfig) -> Any:
+    pyramid = Pyramid(body, 3, head.fpn_channels, "map")
     anchors = Anchors(pyramid.strides, [4 * 2 ** (i / 3) for i in range(3)], _RATIOS)
-    towers = _detection.retinanet.RetinaNetHead(
-        channels, anchors.num_anchors_per_location()[0], classes, norm_layer=norm
+    towers = RetinaNetTowers(
+        head.fpn_channels, anchors.num_anchors_per_location()[0], classes, _tower_norm(head)
     )
-    for layer in (*towers.classification_head.conv.modules(), *towers.regression_head.conv.modules()):
-        if isinstance(layer, nn.Conv2d):  # torchvision's 0.01 is for 256 channels; keep its gain with fewer
-            nn.init.normal_(layer.weight, std=0.01 * (256 / channels) ** 0.5)
     model: Any = _detection.RetinaNet(
         pyramid,
         classes,
-        **sizes,
         head=towers,
         anchor_generator=anchors,
         score_thresh=head.score_threshold,
         detections_per_img=head.detections,
     )
+    model.transform = Padding(body.strides[-1])
     return model
 
 
-def _fcos(pyramid: Pyramid, classes: int, head: HeadConfig, sizes: dict[str, Any]) -> Any:
-    fcos, channels, norm = _detection.fcos, head.fpn_channels, _tower_norm(head)
-    towers = fcos.FCOSHead(channels, 1, classes)
-    towers.classification_head = fcos.FCOSClassificationHead(channels, 1, classes, norm_layer=norm)
-    towers.regression_head = fcos.FCOSRegressionHead(channels, 1, norm_layer=norm)
+def _fcos(body: Maps, classes: int, head: HeadConfig) -> Any:
+    pyramid = Pyramid(body, 3, head.fpn_channels, "level")
     model: Any = _detection.FCOS(
         pyramid,
         classes,
-        **sizes,
-        head=towers,
+        head=FCOSTowers(head.fpn_channels, classes, _tower_norm(head)),
         anchor_generator=Anchors(pyramid.strides, [1], (1.0,), offset=0.5),  # the points of FCOS
         score_thresh=head.score_threshold,
         detections_per_img=head.detections,
     )
+    model.transform = Padding(body.strides[-1])
     return model
 
 
-def _tower_norm(head: HeadConfig) -> Callable[[int], nn.Module] | None:
+def _tower_norm(head: HeadConfig) -> NormLayer:
     return partial(_GroupNorm, 32) if head.tower_norm == "group" else None
-
-
-_BUILD: dict[DetectorName, Callable[[Pyramid, int, HeadConfig, dict[str, Any]], Any]] = {
-    "mask_rcnn": _mask_rcnn,
-    "cascade_rcnn": _cascade_rcnn,
-    "retinanet": _retinanet,
-    "fcos": _fcos,
-}
-
-
-def _pool(pyramid: Pyramid, size: int) -> Any:
-    """RoIAlign on the levels of the ResNet's stages, each box on the level of its size."""
-    names = [str(i) for i in range(len(pyramid.fpn.inner_blocks))]
-    pool: Any = torchvision.ops.MultiScaleRoIAlign(names, size, sampling_ratio=2)
-    # Left alone, it would guess the scales from the first batch it sees, which a resumed run does not see.
-    strides = pyramid.strides[: len(names)]
-    pool.scales = [1 / stride for stride in strides]
-    pool.map_levels = _poolers.initLevelMapper(strides[0].bit_length() - 1, strides[-1].bit_length() - 1)
-    return pool

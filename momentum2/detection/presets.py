@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from momentum2.config import (
-    Count,
     CountOrZero,
     Limits,
     MonitorConfig,
@@ -16,15 +15,22 @@ from momentum2.config import (
     Stem,
     TrainConfig,
     Width,
+    Workers,
 )
 
-DetectorName = Literal["mask_rcnn", "cascade_rcnn", "retinanet", "fcos"]
+DetectorName = Literal["faster_rcnn", "mask_rcnn", "cascade_rcnn", "retinanet", "fcos"]
 DetectionDataName = Literal["shapes", "coco", "lvis"]
 ScheduleName = Literal["1x", "2x", "epochs"]
 TowerNorm = Literal["none", "group"]
 
-#: The detectors with region proposals, a background class and a mask branch.
-TWO_STAGE: frozenset[DetectorName] = frozenset({"mask_rcnn", "cascade_rcnn"})
+Edge = Annotated[int, Limits(1, 8192)]  # of an image, in pixels
+Channels = Annotated[int, Limits(1, 2**16)]
+Proposals = Annotated[int, Limits(1, 10**6)]
+Images = Annotated[int, Limits(1, 10**7)]
+
+#: The detectors with region proposals, and those that find masks.
+TWO_STAGE: frozenset[DetectorName] = frozenset({"faster_rcnn", "mask_rcnn", "cascade_rcnn"})
+WITH_MASKS: frozenset[DetectorName] = frozenset({"mask_rcnn", "cascade_rcnn"})
 
 
 @dataclass(frozen=True)
@@ -56,25 +62,29 @@ class DetectionDataConfig:
         train_size: Train on the first n images of a seeded order.
         test_size: Evaluate on the first n images of a seeded order.
         short_edges: Lengths of an image's short edge in training, one drawn for each image.
-        test_short_edge: Length of the short edge in evaluation; shapes are drawn at this size.
+        test_short_edge: Length of the short edge in evaluation.
         max_long_edge: Largest length of the long edge; images are scaled down to it.
         flip: Probability of a horizontal flip.
         repeat_threshold: Repeat images of classes that appear in less than this share of the images (LVIS: 0.001).
         workers: Threads that read images ahead; 0 reads them in the training thread.
+        scene_size: Side of the scenes of shapes (default: test_short_edge).
     """
 
     name: DetectionDataName = "shapes"
     root: str | None = None
     split: str = "train"
     test_split: str = "test"
-    train_size: Count | None = None
-    test_size: Count | None = None
-    short_edges: Annotated[list[Count], Limits(1)] = field(default_factory=lambda: list(range(640, 801, 32)))
-    test_short_edge: Count = 800
-    max_long_edge: Count = 1333
+    train_size: Images | None = None
+    test_size: Images | None = None
+    short_edges: Annotated[list[Edge], Limits(1, 2000)] = field(
+        default_factory=lambda: list(range(640, 801, 32))
+    )
+    test_short_edge: Edge = 800
+    max_long_edge: Edge = 1333
     flip: Share = 0.5
     repeat_threshold: Share = 0.0
-    workers: CountOrZero = 2
+    workers: Workers = 2
+    scene_size: Edge | None = None
 
 
 @dataclass(frozen=True)
@@ -85,19 +95,21 @@ class HeadConfig:
         fpn_channels: Channels of the feature pyramid, the mask branch and the dense heads.
         tower_norm: Norm between the convolutions of RetinaNet's and FCOS's heads.
         box_width: Width of the two linear layers of the box branch.
-        proposals: Proposals per image that leave the region proposal network.
+        proposals: Proposals per image that leave the region proposal network; twice as many in a cascade's training.
         sampled: Proposals per image that the box branch learns from.
         score_threshold: Detections with a lower score are left out.
         detections: At most this many detections per image.
+        pool_samples: Points per bin along a side when boxes are pooled; 0 for one per cell of the map.
     """
 
-    fpn_channels: Count = 256
+    fpn_channels: Channels = 256
     tower_norm: TowerNorm = "none"
-    box_width: Count = 1024
-    proposals: Count = 1000
-    sampled: Count = 512
+    box_width: Channels = 1024
+    proposals: Proposals = 1000
+    sampled: Proposals = 512
     score_threshold: Share = 0.05
-    detections: Count = 100
+    detections: Proposals = 100
+    pool_samples: Annotated[int, Limits(0, 64)] = 2
 
 
 @dataclass(frozen=True)
@@ -116,6 +128,7 @@ class DetectConfig:
         optim: Optimizer; without optim.milestones the learning rate falls to a tenth after 2/3 and 8/9 of the steps.
         monitor: Logging and alarms.
         evaluate_every: Epochs between evaluations while training; 0 evaluates only at the end.
+        warmup_steps: Steps of linear warm-up, at most a tenth of all; optim.warmup_epochs, if it is not 0, goes before.
     """
 
     model: DetectorName = "mask_rcnn"
@@ -129,6 +142,7 @@ class DetectConfig:
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     evaluate_every: CountOrZero = 0
     network: Network | None = None
+    warmup_steps: CountOrZero = 0
 
 
 def preset(model: DetectorName, data: DetectionDataName) -> DetectConfig:
@@ -145,23 +159,19 @@ def _paper(model: DetectorName, data: DetectionDataName) -> DetectConfig:
         short_edges=[800] if model == "fcos" else list(range(640, 801, 32)),
         repeat_threshold=0.001 if lvis else 0.0,
     )
-    head = HeadConfig(tower_norm="group" if model == "fcos" else "none")
+    head = HeadConfig(tower_norm="group" if model == "fcos" else "none", pool_samples=0)
     if lvis:  # more than a thousand classes: keep more, with lower scores
         head = replace(head, score_threshold=1e-4, detections=300)
     return DetectConfig(
         model=model,
-        schedule="2x" if lvis else "1x",
+        schedule="1x",  # of LVIS's 56,740 images, 90,000 steps are the 25 epochs that are called 2x on COCO
         head=head,
         data=images,
         train=TrainConfig(batch_size=16, checkpoint_every=5000),
-        # Per 256 images: 0.02 (two stages) or 0.01 (dense) for 16, as in Detectron2. The warm-up is its 1000 steps,
-        # of COCO's 117,266 images with objects or LVIS's 56,740 (more of these, because some are repeated).
-        optim=OptimConfig(
-            lr=0.32 if model in TWO_STAGE else 0.16,
-            warmup_epochs=0.282 if lvis else 0.136,
-            exclude_bias_and_norm=True,
-        ),
+        # Per 256 images: 0.02 (two stages) or 0.01 (dense) for 16, as in detectron2.
+        optim=OptimConfig(lr=0.32 if model in TWO_STAGE else 0.16, exclude_bias_and_norm=True),
         monitor=MonitorConfig(log_every=20),
+        warmup_steps=1000,
     )
 
 
@@ -175,6 +185,7 @@ def _small(model: DetectorName) -> DetectConfig:
         head=HeadConfig(channels, "group", box_width=256, proposals=64, sampled=32, detections=20),
         data=DetectionDataConfig(short_edges=[80], test_short_edge=80, max_long_edge=160, workers=1),
         train=TrainConfig(epochs=2, batch_size=8, checkpoint_every=200),
-        optim=OptimConfig(lr=1.28, warmup_epochs=0.1, exclude_bias_and_norm=True, clip_norm=10.0),
+        optim=OptimConfig(lr=1.28, exclude_bias_and_norm=True, clip_norm=10.0),
         evaluate_every=1,
+        warmup_steps=50,
     )

@@ -1,10 +1,10 @@
 """A fine-tuned detector in a file, `detector.safetensors`: weights, classes and what it is built of."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
 
 import safetensors.torch
 import torch
@@ -13,13 +13,14 @@ from safetensors import SafetensorError, safe_open
 from momentum2 import backbones
 from momentum2.detection.detector import Detector
 from momentum2.detection.models import build_detector
-from momentum2.detection.presets import TWO_STAGE, DetectorName, EncoderConfig, HeadConfig
+from momentum2.detection.presets import DetectorName, EncoderConfig, HeadConfig
 from momentum2.errors import UserError
 from momentum2.files import write_whole
 from momentum2.runs.names import DETECTOR
 from momentum2.weights import Architecture, to_bytes
 
 _CARD = "momentum2-detector"  # key of the file's metadata
+_VERSION = 2  # of the tensors' names and of what they compute
 
 
 @dataclass(frozen=True)
@@ -34,19 +35,11 @@ class DetectorCard:
     class_names: Sequence[str]
     category_ids: Sequence[int]
 
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        values = json.loads(text)
-        parts = {"encoder": EncoderConfig(**values["encoder"]), "head": HeadConfig(**values["head"])}
-        return cls(**values | parts)
-
     def build(self, encoder: backbones.Encoder) -> Detector:
         """The detector on `encoder`, its other weights random."""
-        model = build_detector(
-            self.model, encoder, len(self.class_names), self.head, self.short_edge, self.max_long_edge
-        )
+        model = build_detector(self.model, encoder, len(self.class_names), self.head)
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return Detector(model, two_stage=self.model in TWO_STAGE)
+        return Detector(model, self.short_edge, self.max_long_edge)
 
 
 def architecture_of(encoder: EncoderConfig) -> Architecture:
@@ -58,24 +51,46 @@ def architecture_of(encoder: EncoderConfig) -> Architecture:
 def save_detector(path: Path, detector: Detector, card: DetectorCard) -> None:
     """Write the file, whole or not at all."""
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in detector.model.state_dict().items()}
-    write_whole(path, to_bytes(state, {"format": "pt", _CARD: json.dumps(asdict(card))}))
+    text = json.dumps({"version": _VERSION, **asdict(card)})
+    write_whole(path, to_bytes(state, {"format": "pt", _CARD: text}))
 
 
-def load_detector(source: Path) -> tuple[Detector, DetectorCard]:
-    """The detector in a run directory or file, in evaluation mode."""
+def read_card(source: Path) -> DetectorCard:
+    """What the detector in a run directory or file is."""
+    path = _path(source)
+    with _corrupt(path):
+        with safe_open(path, "pt") as file:
+            values = json.loads((file.metadata() or {})[_CARD])
+        if values.pop("version", 1) != _VERSION:
+            raise UserError(f"{path} was written by another version of momentum2. Fine-tune it again.")
+        parts = {"encoder": EncoderConfig(**values["encoder"]), "head": HeadConfig(**values["head"])}
+        return DetectorCard(**values | parts)
+
+
+def load_detector(source: Path, card: DetectorCard) -> Detector:
+    """The detector of that card in a run directory or file, in evaluation mode."""
+    path, encoder = _path(source), card.encoder
+    with _corrupt(path):
+        state = safetensors.torch.load_file(path)
+        detector = card.build(backbones.build(encoder.backbone, encoder.stem, encoder.width))
+        detector.model.load_state_dict(state)
+    return detector.eval()
+
+
+def _path(source: Path) -> Path:
     path = source / DETECTOR if source.is_dir() else source
     if not path.exists():
         raise UserError(
             f"{source} has no fine-tuned detector ({DETECTOR}). Pass a run directory of momentum2 detect."
         )
+    return path
+
+
+@contextmanager
+def _corrupt(path: Path) -> Iterator[None]:
     try:
-        with safe_open(path, "pt") as file:
-            card = DetectorCard.from_json((file.metadata() or {})[_CARD])
-        state = safetensors.torch.load_file(path)
-        detector = card.build(backbones.of(architecture_of(card.encoder)))
-        detector.model.load_state_dict(state)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError):
+        yield
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, RuntimeError):
         raise UserError(
             f"{path} is corrupt or not a detector. Pass a run directory of momentum2 detect."
         ) from None
-    return detector.eval(), card

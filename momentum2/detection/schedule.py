@@ -55,11 +55,13 @@ def resolve(config: DetectConfig, steps_per_epoch: int, world: int) -> Plan:
         steps = train.epochs * steps_per_epoch
     else:
         steps = _SCHEDULE_IMAGES[config.schedule] // train.batch_size
+    epochs = config.optim.warmup_epochs
+    warmup = min(round(epochs * steps_per_epoch), steps) if epochs else min(config.warmup_steps, steps // 10)
     return Plan(
         steps=steps,
         steps_per_epoch=steps_per_epoch,
         lr_base=scaled_lr(config.optim.lr, train.batch_size),
-        warmup=min(round(config.optim.warmup_epochs * steps_per_epoch), steps),
+        warmup=warmup,
         warmup_start=config.optim.warmup_start,
         milestones=tuple(config.optim.milestones or _MILESTONES),
     )

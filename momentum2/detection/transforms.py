@@ -27,21 +27,18 @@ def draw(config: DetectionDataConfig, seed: int, step: int, place: int) -> Draw:
 def scaled_size(height: int, width: int, short_edge: int, max_long_edge: int) -> tuple[int, int]:
     """(height, width) with the short edge of that length, or less if the long edge would be too long."""
     scale = min(short_edge / min(height, width), max_long_edge / max(height, width))
-    return max(round(height * scale), 1), max(round(width * scale), 1)
+    return max(int(height * scale + 0.5), 1), max(int(width * scale + 0.5), 1)
 
 
-def resize(image: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tensor, Target]:
-    """Image (3, h, w) in [0, 1] and its objects, at another size."""
-    height, width = image.shape[1:]
-    image = F.interpolate(image[None], size, mode="bilinear", align_corners=False, antialias=True)[0].clamp(
-        0, 1
-    )
-    scale = torch.tensor((size[1] / width, size[0] / height)).repeat(2)
-    target = {**target, "boxes": target["boxes"] * scale}
-    if "masks" in target:
-        masks = F.interpolate(target["masks"][None].to(torch.uint8), size, mode="nearest-exact")
-        target["masks"] = masks[0].bool()
-    return image, target
+def resize(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """Image (3, h, w) in [0, 1] at another size; the same one in training and in evaluation."""
+    resized = F.interpolate(image[None], size, mode="bilinear", align_corners=False, antialias=True)
+    return resized[0].clamp(0, 1)
+
+
+def resize_boxes(boxes: Tensor, before: tuple[int, int], after: tuple[int, int]) -> Tensor:
+    """Boxes (n, 4) of an image whose (height, width) changes."""
+    return boxes * boxes.new_tensor((after[1] / before[1], after[0] / before[0])).repeat(2)
 
 
 def flip(image: Tensor, target: Target) -> tuple[Tensor, Target]:
@@ -55,8 +52,12 @@ def flip(image: Tensor, target: Target) -> tuple[Tensor, Target]:
 
 
 def training_view(image: Tensor, target: Target, change: Draw, max_long_edge: int) -> tuple[Tensor, Target]:
-    """uint8 (3, h, w) to float in [0, 1], scaled and perhaps flipped, with its objects."""
+    """uint8 (3, h, w) to float in [0, 1], scaled and perhaps flipped, with its objects.
+
+    Masks keep the size that they were annotated at.
+    """
     _, height, width = image.shape
     size = scaled_size(height, width, change.short_edge, max_long_edge)
-    scaled, target = resize(image.float() / 255, target, size)
+    scaled = resize(image.float() / 255, size)
+    target = {**target, "boxes": resize_boxes(target["boxes"], (height, width), size)}
     return flip(scaled, target) if change.flip else (scaled, target)

@@ -10,6 +10,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Iterable
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,10 @@ from torch.autograd.function import FunctionCtx
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
+
+#: How long a process waits for the others in a collective: their images may take long to prepare. A lost process is
+#: noticed by torchrun.
+_TIMEOUT = timedelta(minutes=60)
 
 
 def rank() -> int:
@@ -68,12 +73,14 @@ def setup(device: torch.device) -> None:
     store, rank, world = _fresh_store()
     _store = store
     if device.type != "cuda":
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=_TIMEOUT)
         return
     index = int(os.environ["LOCAL_RANK"]) if device.index is None else device.index
     torch.cuda.set_device(index)
     device = torch.device("cuda", index)
-    dist.init_process_group("nccl", store=store, rank=rank, world_size=world, device_id=device)
+    dist.init_process_group(
+        "nccl", store=store, rank=rank, world_size=world, device_id=device, timeout=_TIMEOUT
+    )
 
 
 def _fresh_store() -> tuple[Store, int, int]:
@@ -121,7 +128,8 @@ def data_parallel(module: nn.Module) -> DistributedDataParallel:
     with warnings.catch_warnings():
         # torch would have buffers synced once at the start instead: over those that a checkpoint has restored.
         warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
-        return DistributedDataParallel(module, broadcast_buffers=False)
+        # Gradients that are views of what travels: no copy of them all, and their memory once.
+        return DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
 
 
 def barrier() -> None:
@@ -172,13 +180,38 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
         x = x.contiguous()
-        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, x)
-        return torch.cat(parts)
+        everything = x.new_empty(dist.get_world_size() * len(x), *x.shape[1:])
+        dist.all_gather_into_tensor(everything, x)
+        return everything
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> Tensor:
         return all_reduce_sum(grad).chunk(dist.get_world_size())[dist.get_rank()]
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        ctx.sizes = sent, received  # type: ignore[attr-defined]
+        parts = x.new_empty(sum(received), *x.shape[1:])
+        dist.all_to_all_single(parts, x.contiguous(), received, sent)
+        return parts
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
+        sent, received = ctx.sizes  # type: ignore[attr-defined]
+        return exchange(grad, received, sent), None, None
+
+
+def exchange(x: Tensor, sent: list[int], received: list[int]) -> Tensor:
+    """Rows from all processes, in the order of their ranks. Differentiable.
+
+    Args:
+        x: (n, ...), first the rows for process 0, then those for process 1, and so on.
+        sent: How many rows each process gets of x.
+        received: How many this process gets of each.
+    """
+    return x if world_size() == 1 else _Exchange.apply(x, sent, received)  # type: ignore[no-untyped-call]
 
 
 def gather(x: Tensor, even: bool = True) -> Tensor:

@@ -15,9 +15,11 @@ from momentum2.augment import ViewSpec, render
 from momentum2.backbones import Encoder
 from momentum2.config import Precision
 from momentum2.data import Batch, Dataset, iterate
+from momentum2.errors import SettingError
+from momentum2.machine import memory
 from momentum2.seeds import derive
 from momentum2.terminal import has_bars
-from momentum2.training.device import use_bf16
+from momentum2.training.device import autocast_dtype
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def extract(
     batch_size: int = 256,
     device: torch.device | str = "cpu",
     precision: Precision = "fp32",
-    workers: int = 0,
+    workers: int | None = None,
 ) -> Features:
     """The features of all images, the same on every process; the encoder computes in evaluation mode.
 
@@ -52,18 +54,20 @@ def extract(
     very same batches, and the result is the same to the last bit.
     """
     device = torch.device(device)
+    _check_memory(min(batch_size, len(dataset)), spec.size, device)
     rank, world = distributed.rank(), distributed.world_size()
     batches = np.array_split(np.arange(len(dataset)), range(batch_size, len(dataset), batch_size))
     ours = np.concatenate([np.empty(0, np.int64), *batches[rank::world]])
     read = iterate(dataset, spec, batch_size, indices=ours, device=device, workers=workers)
-    bf16 = torch.autocast(device.type, torch.bfloat16, enabled=use_bf16(precision, device))
+    dtype = autocast_dtype(precision, device)
+    autocast = torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None)
     features, kept, n = torch.empty(len(dataset), encoder.feature_dim), list[Tensor](), 0
     with evaluating(encoder), _progress(len(dataset)) as advance:
         for _ in range(0, len(batches), world):
             batch = next(read, None)  # none where others have the last batches
             x, indices = torch.empty(0, encoder.feature_dim, device=device), torch.empty(0, dtype=torch.int64)
             if batch is not None and len(batch):
-                with bf16:
+                with autocast:
                     x = encoder(_view(batch, spec)).float()
                 indices = batch.indices
             x = distributed.gather(x, even=False)
@@ -76,6 +80,17 @@ def extract(
     return Features(features[:n], found, labels)
 
 
+def _check_memory(images: int, size: int, device: torch.device) -> None:
+    """Refuse a batch that this machine cannot hold, before any of it is read."""
+    needs = images * size**2 * 3 * 4 * 4  # float32, and what the first layers make of it
+    if device.type == "cpu" and needs > memory():
+        raise SettingError(
+            "feature_batch",
+            f"needs more memory than this machine has: {images:,} images of {size:,} pixels are {needs / 1e9:,.0f} GB. "
+            "Lower it, or data.image_size.",
+        )
+
+
 def shuffled_views(
     dataset: Dataset,
     spec: ViewSpec,
@@ -83,7 +98,7 @@ def shuffled_views(
     seed: int,
     limit: int | None = None,
     device: torch.device | str = "cpu",
-    workers: int = 0,
+    workers: int | None = None,
 ) -> Iterator[Tensor]:
     """Images as the encoder sees them, (n, 3, size, size), in a seeded order, the same on every process.
 

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from momentum2 import backbones, distributed
 from momentum2.augment import ViewSpec
 from momentum2.backbones import Encoder
+from momentum2.config import ModelConfig
 from momentum2.data import Dataset
 from momentum2.errors import SettingError
 from momentum2.evaluate.features import shuffled_views
 from momentum2.norms.recalibrate import recalibrate
-from momentum2.runs.encoder import EncoderCard, load_encoder
+from momentum2.runs.encoder import load_encoder
 from momentum2.seeds import derive
 
 #: Side to which larger views are reduced: more than 3,072 pixels classify no better, only slower.
@@ -151,7 +152,7 @@ def patch_encoder(
     spec: ViewSpec,
     seed: int,
     device: torch.device,
-    workers: int,
+    workers: int | None,
     filters: int = FILTERS,
 ) -> Encoder:
     """Whitened patches of these images, the same on every process."""
@@ -163,15 +164,15 @@ def patch_encoder(
 
 
 def random_encoder(
-    card: EncoderCard, dataset: Dataset, spec: ViewSpec, seed: int, device: torch.device, workers: int
+    model: ModelConfig, dataset: Dataset, spec: ViewSpec, seed: int, device: torch.device, workers: int | None
 ) -> Encoder:
-    """The same architecture with initial weights, whose BN statistics are those of the data.
+    """The network of `model` with initial weights, whose BN statistics are those of the data.
 
     That is what *untrained* means everywhere; with the statistics that a BN starts with it would look worse.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "initial weights"))  # those of a run with this seed
-        encoder = backbones.of(card.architecture)
+        encoder = backbones.of_config(model)
     encoder.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     some = shuffled_views(dataset, spec, seed=seed, limit=_CALIBRATION, device=device, workers=workers)
     recalibrate(encoder, some)

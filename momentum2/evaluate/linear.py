@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from momentum2 import distributed
-from momentum2.config import Count, NotNegative, Resume
+from momentum2.config import Batch, Count, NotNegative, Resume
 from momentum2.evaluate.accuracy import measure, top1_top5
 from momentum2.evaluate.by_features import judge, judge_floors
 from momentum2.evaluate.classifier import classifier_config, run_directory, train_classifier
@@ -39,7 +39,7 @@ class LinearOptions:
 
     protocol: ProtocolName | Literal["cached"] = "paper"
     epochs: Count | None = None
-    batch_size: Count | None = None
+    batch_size: Batch | None = None
     lr: NotNegative | None = None
     floors: bool = True
     out: str | None = None

@@ -22,13 +22,13 @@ from momentum2.evaluate.accuracy import top1_top5
 from momentum2.evaluate.features import Features, extract
 from momentum2.evaluate.floors import Pixels, patch_encoder, random_encoder, started_encoder
 from momentum2.evaluate.knn import knn_scores
-from momentum2.runs.encoder import EncoderCard
+from momentum2.runs.encoder import resolved_model
 from momentum2.runs.metrics import FLOORS, read_metrics
 from momentum2.runs.names import METRICS, START
 from momentum2.training.build import Score
 
-#: Neighbors at most, so that the pixels of all of them fit into memory beside a training.
-_MOST = 50_000
+#: Neighbors and test images at most, so that the pixels of all of them fit into memory beside a training.
+BANK, QUERIES = 50_000, 10_000
 
 #: Test images by which floors are measured at most: pixels have many dimensions, and a training is waiting.
 _FLOOR_TESTS = 5_000
@@ -39,8 +39,8 @@ def online_knn(config: Config, run: Path, steps: int) -> Score | None:
 
     None if `config` asks for no kNN, or if its evaluation data has no labels. The data is opened here, once.
     It scores a copy, on all processes with process 0's statistics: the encoder that a run exports. After the last
-    of `steps` the neighbors are all labeled training images (50,000 at most), before it `monitor.knn_images` of
-    them. What it returns goes to the metrics of the directory `run`:
+    of `steps` the neighbors are all labeled training images (at most 50,000, and 10,000 test images), before it
+    `monitor.knn_images` of them. What it returns goes to the metrics of the directory `run`:
 
         knn_top1        percent of the test images that are classified correctly
         knn_interval    half of the 95% interval of that, from the number of test images
@@ -58,14 +58,14 @@ def online_knn(config: Config, run: Path, steps: int) -> Score | None:
         train, test = open_dataset(data, seed=seed), open_dataset(data, data.test_split)
     if train.labels is None or test.labels is None:
         return None
+    classes = 1 + int(max(train.labels.max(), test.labels.max()))
+    test = _some(test, QUERIES, seed)
     # Bad images are counted where they are trained on; of a small part one is many.
     for part in (train, test):
         part.max_bad_fraction = 1.0
-    classes = 1 + int(max(train.labels.max(), test.labels.max()))
     chance = 100 * float(torch.from_numpy(test.labels).bincount().max()) / len(test)
     spec = view_specs(ViewsConfig("evaluation"), data.image_size)[0]
-    model = config.model
-    untrained_start = model.weights is None and not model.pretrained and model.backbone != OWN
+    untrained_start = not (config.model.weights or config.model.pretrained or config.model.backbone == OWN)
     known: dict[int, dict[str, float]] = {}
 
     def features(encoder: Encoder, dataset: Dataset, device: torch.device) -> Features:
@@ -87,8 +87,8 @@ def online_knn(config: Config, run: Path, steps: int) -> Score | None:
             "floor_patches": patch_encoder(train, spec, seed, device, data.workers),
         }
         if config.model.backbone != OWN:  # there is no untrained copy of a custom network
-            card = EncoderCard.of_run(config, 0, "student", 0)
-            encoders["floor_random"] = random_encoder(card, train, spec, seed, device, data.workers)
+            model = resolved_model(config)
+            encoders["floor_random"] = random_encoder(model, train, spec, seed, device, data.workers)
             if (run / START).exists():
                 encoders["floor_start"] = started_encoder(run / START, device)
         all_in_one = SideBySide(encoders.values()).to(device)
@@ -113,7 +113,7 @@ def online_knn(config: Config, run: Path, steps: int) -> Score | None:
         encoder = copy.deepcopy(next(iter(encoders.values())))
         distributed.broadcast_(encoder.buffers())  # local statistics differ; process 0's are exported
         device = next(encoder.parameters()).device
-        most = _MOST if done == steps or monitor.knn_images is None else min(monitor.knn_images, _MOST)
+        most = BANK if done == steps or monitor.knn_images is None else min(monitor.knn_images, BANK)
         neighbors, tests = _some(train, most, seed), len(test)
         beside = floors(neighbors, device)
         if done == 0 and untrained_start and "floor_random" in beside:

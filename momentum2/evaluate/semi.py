@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from momentum2.config import Count, NotNegative, OptimConfig, Resume
+from momentum2.config import Batch, Count, NotNegative, OptimConfig, Resume
 from momentum2.data.dataset import Subset
 from momentum2.errors import SettingError, UserError
 from momentum2.evaluate.accuracy import measure
@@ -32,7 +32,7 @@ class SemiOptions:
     fraction: float | None = None
     list: str | None = None
     epochs: Count | None = None
-    batch_size: Count | None = None
+    batch_size: Batch | None = None
     lr: NotNegative = 0.02  # the paper's 0.08 at its batch size of 1024
     out: str | None = None
     resume: Resume = "auto"

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,18 @@ from torch import nn
 from momentum2.augment import ViewSpec, view_specs
 from momentum2.backbones import Encoder
 from momentum2.backbones.fit import Unfit, measure
-from momentum2.config import OWN, Count, DataConfig, Network, Precision, Stem, ViewsConfig, Width
+from momentum2.config import (
+    OWN,
+    Batch,
+    DataConfig,
+    Limits,
+    ModelConfig,
+    Network,
+    Precision,
+    Stem,
+    ViewsConfig,
+    Width,
+)
 from momentum2.data import Dataset, open_dataset
 from momentum2.distributed.together import joined
 from momentum2.errors import SettingError, UserError, called
@@ -56,10 +67,10 @@ class SubjectOptions:
     backbone: str | None = None
     stem: Stem | None = None
     width: Width | None = None
-    feature_batch: Count = 256
+    feature_batch: Batch = 256
     precision: Precision = "fp32"
     device: str = "auto"
-    threads: Count | None = None
+    threads: Annotated[int, Limits(1, 1024)] | None = None
     seed: int = 0
 
 
@@ -97,6 +108,14 @@ class Subject:
         """The view that is shown in evaluation: the center, at the data's image size."""
         (shown,) = view_specs(ViewsConfig("evaluation"), self.options.data.image_size)
         return replace(shown, mean=self.card.mean, std=self.card.std)
+
+    @property
+    def model(self) -> ModelConfig:
+        """The network, with the start that its run gave it where that is known."""
+        config, card = self.directory / CONFIG, self.card
+        start = config_from_file(config).model if config.exists() else ModelConfig()
+        options = list(card.options) or None
+        return replace(start, backbone=card.backbone, stem=card.stem, width=card.width, options=options)
 
     @property
     def data_name(self) -> str:
@@ -163,7 +182,7 @@ class Subject:
             return PIXELS, Pixels(self.spec.size)
         if weights == "patches":
             return PATCHES, patch_encoder(self.images, self.spec, o.seed, self.device, o.data.workers)
-        return RANDOM, random_encoder(self.card, self.images, self.spec, o.seed, self.device, o.data.workers)
+        return RANDOM, random_encoder(self.model, self.images, self.spec, o.seed, self.device, o.data.workers)
 
 
 def data_of(source: str | os.PathLike[str]) -> DataConfig:

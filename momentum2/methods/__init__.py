@@ -3,7 +3,7 @@
 from momentum2.config import MethodName
 from momentum2.methods.byol import BYOL
 from momentum2.methods.dino import DINO
-from momentum2.methods.method import Method, Output, TeacherMethod
+from momentum2.methods.method import Method, Output, TeacherMethod, ViewByView
 from momentum2.methods.moco import MoCo
 from momentum2.methods.simclr import SimCLR
 from momentum2.methods.simsiam import SimSiam
@@ -29,4 +29,5 @@ __all__ = [
     "SimSiam",
     "Supervised",
     "TeacherMethod",
+    "ViewByView",
 ]

@@ -9,7 +9,7 @@ from momentum2.backbones import Encoder
 from momentum2.config import Config
 from momentum2.errors import SettingError
 from momentum2.heads import mlp
-from momentum2.methods.method import Output, TeacherMethod, outputs_of
+from momentum2.methods.method import Output, TeacherMethod, ViewByView, outputs_of
 from momentum2.methods.precision import without_autocast
 from momentum2.norms import convert_norms
 from momentum2.schedules import Schedule
@@ -40,7 +40,7 @@ def contrast(q: Tensor, z: Tensor, own: list[Tensor], temperature: float) -> Ten
     return F.cross_entropy(logits.masked_fill(itself, -torch.inf).flatten(1), image)
 
 
-class BYOL(TeacherMethod):
+class BYOL(ViewByView, TeacherMethod):
     """The student's f, g, q learn to predict the teacher's f, g of the other view."""
 
     views = range(2, 1000)  # v, v', and small crops
@@ -65,12 +65,20 @@ class BYOL(TeacherMethod):
         self.repulsion, self.temperature = method.repulsion == "batch", method.temperature
         self.joint = devices if method.joint_views else None
 
-    def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
-        # z' of v and v': N×d, no gradient, history frozen
-        targets = outputs_of(self.teacher, views[:2], self.joint)
-        # q of v, v', and small crops if there are any: N×d
-        predictions = [self.predictor(z) for z in outputs_of(self.student, views, self.joint)]
-        loss = torch.zeros((), device=views[0].device)
+    def encode(self, i: int, view: Tensor) -> tuple[Tensor, ...]:
+        q = self.predictor(self.student(view))  # N×d
+        # z' of v and v', not of small crops: N×d, no gradient, history frozen
+        return (q, self.teacher(view)) if i < 2 else (q,)
+
+    def encode_joined(self, views: list[Tensor], devices: int) -> list[tuple[Tensor, ...]]:
+        targets = outputs_of(self.teacher, views[:2], devices)
+        predictions = [self.predictor(z) for z in outputs_of(self.student, views, devices)]
+        return [(q, *targets[i : i + 1]) for i, q in enumerate(predictions)]
+
+    def meet(self, encoded: list[tuple[Tensor, ...]], labels: Tensor | None) -> Output:
+        # q of v, v', and small crops if there are any; z' of v and v'
+        predictions, targets = [each[0] for each in encoded], [each[1] for each in encoded[:2]]
+        loss = torch.zeros((), device=targets[0].device)
         for i, q in enumerate(predictions):
             others = [z for j, z in enumerate(targets) if j != i]
             if self.repulsion:

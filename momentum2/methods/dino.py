@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from momentum2 import distributed
 from momentum2.backbones import Encoder
 from momentum2.config import Config
-from momentum2.methods.method import Output, TeacherMethod
+from momentum2.methods.method import Output, TeacherMethod, ViewByView
 from momentum2.methods.precision import without_autocast
 from momentum2.schedules import Schedule
 
@@ -42,7 +42,7 @@ def dino_projector(inputs: int, hidden: int, outputs: int, norm: bool) -> nn.Seq
     return nn.Sequential(OrderedDict(mlp=nn.Sequential(*layers), prototypes=prototypes))
 
 
-class DINO(TeacherMethod):
+class DINO(ViewByView, TeacherMethod):
     """The teacher sees the two large views, the student all; every pair of different views is a term."""
 
     views = range(2, 1000)
@@ -79,17 +79,24 @@ class DINO(TeacherMethod):
         self.teacher_temperature.fill_(self.tau(k))
         self.moves = k >= self.frozen_steps
 
-    def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
-        t = torch.stack([self.teacher(v) for v in views[:2]])  # 2×N×d, no gradient, history frozen
-        self.means.append(t.mean((0, 1)))
+    def encode(self, i: int, view: Tensor) -> tuple[Tensor, ...]:
+        log_q = F.log_softmax(self.student(view) / self.temperature, dim=1)  # N×d
+        # The teacher sees no small crops: N×d, no gradient, history frozen
+        return (log_q, self.teacher(view)) if i < 2 else (log_q,)
+
+    def meet(self, encoded: list[tuple[Tensor, ...]], labels: Tensor | None) -> Output:
+        t = torch.stack([t for _, t in encoded[:2]])  # 2×N×d
         p = F.softmax((t - self.center) / self.teacher_temperature, dim=2)  # 2×N×d
         terms = []
-        for j, v in enumerate(views):  # the two large views, and small crops if there are any
-            log_q = F.log_softmax(self.student(v) / self.temperature, dim=1)  # N×d
+        for j, (log_q, *_) in enumerate(encoded):  # the two large views, and small crops if there are any
             terms += [-(p[i] * log_q).sum(1).mean() for i in range(2) if i != j]
         entropy = torch.special.entr(p).sum(2).mean()
         # Not t, which may have much in common that the center takes away: collapsed are equal assignments.
-        return Output(torch.stack(terms).mean(), p[0], {"teacher_entropy": entropy})
+        return Output(torch.stack(terms).mean(), p[0], {"teacher_entropy": entropy}, t.mean((0, 1)))
+
+    def keep(self, output: Output) -> None:
+        assert output.kept is not None
+        self.means.append(output.kept)
 
     @torch.no_grad()
     def after_step(self, k: int) -> None:

@@ -11,22 +11,27 @@ from torch import Tensor, nn
 from momentum2.backbones import Encoder
 from momentum2.config import Config, Network, TeacherNormName
 from momentum2.norms import convert_norms, momentum_norms
+from momentum2.norms.momentum import commit_all, set_alpha
 from momentum2.schedules import Schedule
 from momentum2.teacher import MomentumTeacher, TeacherNorm
 
 
 class Output(NamedTuple):
-    """Result of one micro-batch: the loss, and N×d outputs if their spread should be watched for collapse."""
+    """Result of one micro-batch.
+
+    The loss; N×d outputs if their spread should be watched for collapse; numbers to log; and what `keep` is to keep.
+    """
 
     loss: Tensor
     z: Tensor | None
     metrics: dict[str, Tensor]
+    kept: Tensor | None = None
 
 
 class Method(nn.Module, ABC):
     """A network that turns the views of a batch into a loss.
 
-    For step k the loop calls `before_step(k)`, then `forward` once per micro-batch, then the optimizer,
+    For step k the loop calls `before_step(k)`, then `forward` and `keep` once per micro-batch, then the optimizer,
     then `after_step(k)`. All that must survive a restart is in parameters and persistent buffers.
     """
 
@@ -60,19 +65,23 @@ class Method(nn.Module, ABC):
 
     def before_step(self, k: int) -> None:
         """Hand every Momentum BN, the teacher's and a student's, the α of step k."""
-        for norm in momentum_norms(self):
-            norm.alpha = self.schedule.alpha(k)
+        set_alpha(list(momentum_norms(self)), self.schedule.alpha(k))
 
     @abstractmethod
     def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
         """Loss of one micro-batch; each view is N×3×S×S, normalized."""
 
+    def keep(self, output: Output) -> None:
+        """Keep for `after_step` what a micro-batch has to be remembered by.
+
+        In `forward`, which may be compiled, a list that grows would have it compiled again.
+        """
+
     def after_step(self, k: int) -> None:
         """Commit the statistics of every Momentum BN but a teacher's, whose own `update` commits them."""
         for part in self.children():
             if not isinstance(part, MomentumTeacher):
-                for norm in momentum_norms(part):
-                    norm.commit()
+                commit_all(list(momentum_norms(part)))
 
     @abstractmethod
     def encoders(self) -> dict[Network, Encoder]:
@@ -90,22 +99,47 @@ def place_of_student(method: Method) -> tuple[str, Encoder] | None:
     return None if encoder is None else (places[id(encoder)], encoder)
 
 
-def outputs_of(network: nn.Module, views: list[Tensor], joint: int | None) -> list[Tensor]:
-    """The network's N×d outputs of each view.
+class ViewByView(Method):
+    """A method whose views meet in the loss alone, so that a CPU may work on several of them at a time.
+
+    `forward` is made of `encode` and `meet`, and so is the step of `momentum2.training.by_view`. A subclass with a
+    `forward` of its own is asked for that.
+    """
+
+    #: With `method.joint_views`, the devices whose samples come in one batch; None for a call a view.
+    joint: int | None = None
+
+    @abstractmethod
+    def encode(self, i: int, view: Tensor) -> tuple[Tensor, ...]:
+        """What the networks make of view i (N×3×S×S), with or without gradient; it changes only their buffers."""
+
+    @abstractmethod
+    def meet(self, encoded: list[tuple[Tensor, ...]], labels: Tensor | None) -> Output:
+        """The loss of the micro-batch, from what `encode` made of each view."""
+
+    def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
+        if self.joint is not None:
+            return self.meet(self.encode_joined(views, self.joint), labels)
+        return self.meet([self.encode(i, view) for i, view in enumerate(views)], labels)
+
+    def encode_joined(self, views: list[Tensor], devices: int) -> list[tuple[Tensor, ...]]:
+        """As `encode` of each view, but with one call of a network for all of one size, if the method `can_join`."""
+        raise NotImplementedError
+
+
+def outputs_of(network: nn.Module, views: list[Tensor], devices: int) -> list[Tensor]:
+    """The network's N×d outputs of each view, by one call for all views of one size.
 
     Args:
         network: It has batch norms.
         views: N×3×S×S each.
-        joint: None for a call a view. Otherwise views of one size are one call, in which the samples of each of this
-            many devices stay together, so that its statistics are over all its views.
+        devices: The samples of each of these stay together, so that its statistics are over all its views.
     """
-    if joint is None:
-        return [network(v) for v in views]
     outputs: list[Tensor] = []
     for _, same in itertools.groupby(views, lambda v: v.shape[-1]):
-        parts = [v.chunk(joint) for v in same]
+        parts = [v.chunk(devices) for v in same]
         z = network(torch.cat([part for of_device in zip(*parts, strict=True) for part in of_device]))
-        split = z.unflatten(0, (joint, len(parts), -1))  # devices × views × samples × d
+        split = z.unflatten(0, (devices, len(parts), -1))  # devices × views × samples × d
         outputs += [x.flatten(0, 1) for x in split.unbind(1)]
     return outputs
 

@@ -9,9 +9,10 @@ from momentum2.backbones import Encoder
 from momentum2.config import Config
 from momentum2.errors import SettingError
 from momentum2.heads import mlp
-from momentum2.methods.method import Output, TeacherMethod
+from momentum2.methods.method import Output, TeacherMethod, ViewByView
 from momentum2.methods.precision import without_autocast
 from momentum2.norms import shuffled
+from momentum2.norms.shuffle import draw_permutation
 from momentum2.schedules import Schedule
 from momentum2.seeds import derive
 
@@ -25,7 +26,7 @@ def info_nce(q: Tensor, k: Tensor, queue: Tensor, temperature: float) -> Tensor:
     return F.cross_entropy(logits, torch.zeros(len(q), dtype=torch.long, device=q.device))
 
 
-class MoCo(TeacherMethod):
+class MoCo(ViewByView, TeacherMethod):
     """The teacher gives the keys, with shuffled, momentum or plain statistics."""
 
     teacher_norms = TeacherMethod.teacher_norms | {"shuffle"}
@@ -47,25 +48,34 @@ class MoCo(TeacherMethod):
         g = mlp(f.feature_dim, model.projector_hidden, model.projector_out, norm=False)
         super().__init__(config, schedule, f, g, devices)
         self.temperature = method.temperature
-        self.shuffle, self.seed, self.order = (
-            method.teacher_norm == "shuffle",
-            config.train.seed,
-            torch.Generator(),
-        )
+        self.shuffle, self.seed = method.teacher_norm == "shuffle", config.train.seed
+        self.order = torch.Generator().get_state()  # of the permutations; not a buffer: it stays on the CPU
         self.register_buffer("queue", F.normalize(torch.randn(method.queue_size, model.projector_out), dim=1))
         self.register_buffer("pointer", torch.zeros((), dtype=torch.long))
         self.keys: list[Tensor] = []  # of the micro-batches of this step
 
     def before_step(self, k: int) -> None:
         super().before_step(k)
-        self.order.manual_seed(derive(self.seed, k, "shuffle"))  # the same on all processes
+        # The same on all processes.
+        self.order = torch.Generator().manual_seed(derive(self.seed, k, "shuffle")).get_state()
 
-    def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
-        q = F.normalize(self.student(views[0]).float(), dim=1)  # N×d
-        k = shuffled(self.teacher, views[1], self.order) if self.shuffle else self.teacher(views[1])
-        k = F.normalize(k.float(), dim=1)  # N×d, no gradient
-        self.keys.append(k)
-        return Output(info_nce(q, k, self.queue, self.temperature), q.detach(), {})
+    def encode(self, i: int, view: Tensor) -> tuple[Tensor, ...]:
+        if i == 0:
+            z = self.student(view)
+        elif self.shuffle:
+            order = draw_permutation(self.order, len(view) * distributed.world_size())
+            z = shuffled(self.teacher, view, order)
+        else:
+            z = self.teacher(view)
+        return (F.normalize(z.float(), dim=1),)  # N×d; the teacher's without gradient
+
+    def meet(self, encoded: list[tuple[Tensor, ...]], labels: Tensor | None) -> Output:
+        (q,), (k,) = encoded
+        return Output(info_nce(q, k, self.queue, self.temperature), q.detach(), {}, k)
+
+    def keep(self, output: Output) -> None:
+        assert output.kept is not None
+        self.keys.append(output.kept)
 
     @torch.no_grad()
     def after_step(self, k: int) -> None:

@@ -10,7 +10,7 @@ from momentum2 import distributed
 from momentum2.backbones import Encoder
 from momentum2.config import Config, Network
 from momentum2.heads import simclr_projector
-from momentum2.methods.method import Method, Output, encoder_of, outputs_of
+from momentum2.methods.method import Output, ViewByView, encoder_of, outputs_of
 from momentum2.methods.precision import without_autocast
 from momentum2.norms import convert_norms
 from momentum2.schedules import Schedule
@@ -29,7 +29,7 @@ def nt_xent(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
     return F.cross_entropy(logits, torch.cat([own + M, own]))
 
 
-class SimCLR(Method):
+class SimCLR(ViewByView):
     """Encoder f and projector g."""
 
     can_join = True
@@ -43,9 +43,14 @@ class SimCLR(Method):
         self.temperature = method.temperature
         self.joint = devices if method.joint_views else None
 
-    def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
-        outputs = outputs_of(self.student, views[:2], self.joint)
-        z1, z2 = (F.normalize(z.float(), dim=1) for z in outputs)  # N×d
+    def encode(self, i: int, view: Tensor) -> tuple[Tensor, ...]:
+        return (F.normalize(self.student(view).float(), dim=1),)  # N×d
+
+    def encode_joined(self, views: list[Tensor], devices: int) -> list[tuple[Tensor, ...]]:
+        return [(F.normalize(z.float(), dim=1),) for z in outputs_of(self.student, views, devices)]
+
+    def meet(self, encoded: list[tuple[Tensor, ...]], labels: Tensor | None) -> Output:
+        (z1,), (z2,) = encoded
         return Output(nt_xent(z1, z2, self.temperature), z1.detach(), {})
 
     def encoders(self) -> dict[Network, Encoder]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from momentum2.backbones import Encoder
 from momentum2.config import Config, Network
 from momentum2.heads import mlp, simsiam_projector
-from momentum2.methods.method import Method, Output, encoder_of
+from momentum2.methods.method import Output, ViewByView, encoder_of
 from momentum2.norms import convert_norms
 from momentum2.schedules import Schedule
 
@@ -18,7 +18,7 @@ def D(p: Tensor, z: Tensor) -> Tensor:
     return -F.cosine_similarity(p.float(), z.detach().float(), dim=1).mean()
 
 
-class SimSiam(Method):
+class SimSiam(ViewByView):
     """Encoder f (backbone and projector) and predictor h."""
 
     constant_lr = ("h.",)  # the paper keeps the predictor's learning rate: it must follow f's newest output
@@ -33,9 +33,12 @@ class SimSiam(Method):
         for network in (self.f, self.h):
             convert_norms(network, method.student_norm, devices, method.compat)
 
-    def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
-        z1, z2 = self.f(views[0]), self.f(views[1])  # N×d
-        p1, p2 = self.h(z1), self.h(z2)  # N×d
+    def encode(self, i: int, view: Tensor) -> tuple[Tensor, ...]:
+        z = self.f(view)  # N×d
+        return z, self.h(z)  # N×d
+
+    def meet(self, encoded: list[tuple[Tensor, ...]], labels: Tensor | None) -> Output:
+        (z1, p1), (z2, p2) = encoded
         return Output(D(p1, z2) / 2 + D(p2, z1) / 2, z1.detach(), {})
 
     def encoders(self) -> dict[Network, Encoder]:

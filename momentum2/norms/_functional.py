@@ -16,6 +16,9 @@ from momentum2.errors import UserError
 #: (mean, var, values per channel and device) of the batch -> (mean, var) to normalize by; differentiable.
 Statistics = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
+#: A guess: nobody has measured where the calls begin to cost more than the memory traffic that they save.
+FEW_DEVICES = 16
+
 
 def batch_norm(
     x: Tensor,
@@ -94,9 +97,13 @@ def _forward(
     dtype = _statistics_dtype(x)
     weight = None if weight is None else weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
-    if devices == 1 and kind in ("cpu", "cuda") and not compiling:
-        mean, var = statistics(*_kernel_statistics(x, 1), n)
-        return F.batch_norm(x, mean[0], var[0], weight, bias, False, 0.0, eps)
+    if ((devices == 1 and kind == "cpu") or kernels_for(x, devices)) and not compiling:
+        mean, var = statistics(*_kernel_statistics(x, devices), n)
+        parts = [
+            F.batch_norm(chunk, mean[i], var[i], weight, bias, False, 0.0, eps)
+            for i, chunk in enumerate(x.chunk(devices))
+        ]
+        return parts[0] if devices == 1 else torch.cat(parts)
 
     chunks, over = _per_device(x, devices), _per_channel(x)
     if kind == "cpu" and not compiling:
@@ -115,6 +122,14 @@ def _forward(
         y = torch.addcmul(shift.view(over), centered, scale.view(over), out=None if compiling else centered)
     # Not a view: what follows, such as ReLU(inplace=True), may write into the output.
     return torch.ops.aten._unsafe_view(y, x.shape).to(x.dtype)  # type: ignore[no-any-return]
+
+
+def kernels_for(x: Tensor, devices: int) -> bool:
+    """Whether to call torch's kernels for each device's samples: on CUDA they read and write far less.
+
+    Where there are many devices, there are more calls than that is worth.
+    """
+    return x.device.type == "cuda" and devices <= FEW_DEVICES and not torch.compiler.is_compiling()
 
 
 def _kernel_statistics(x: Tensor, devices: int) -> tuple[Tensor, Tensor]:

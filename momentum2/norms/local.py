@@ -1,8 +1,11 @@
 """Local BN: each device's own samples, whatever process it is in."""
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from momentum2.norms._functional import batch_norm
+from momentum2.norms._functional import batch_norm, kernels_for
 from momentum2.norms.base import PlainBatchNorm
 
 
@@ -35,6 +38,10 @@ class LocalBatchNorm(PlainBatchNorm):
         if not self.training or self.devices == 1:
             return super().forward(input)
         self._check_input_dim(input)
+        if kernels_for(input, self.devices) and len(input) % self.devices == 0:
+            first, *rest = input.chunk(self.devices)
+            others = [F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps) for x in rest]
+            return self.after(torch.cat([_BatchNorm.forward(self, first), *others]))
         return self.after(batch_norm(input, self.weight, self.bias, self.eps, self._statistics, self.devices))
 
     def _statistics(self, mean: Tensor, var: Tensor, n: int) -> tuple[Tensor, Tensor]:

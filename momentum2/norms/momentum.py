@@ -1,6 +1,6 @@
 """Momentum BN: normalize by the batch's statistics blended with a frozen history."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -121,8 +121,8 @@ class MomentumBatchNorm(PlainBatchNorm):
 
     def pending(self) -> tuple[Tensor, Tensor]:
         """Each device's mean of the statistics seen since the last commit, (k, c) each; zeros if none were."""
-        count = self._pending_count.clamp(min=1)
-        return self._pending_mean / count, (self._pending_var / count).clamp(max=torch.finfo(count.dtype).max)
+        mean, var = _pending([self])[0].view(2, self.devices, -1)
+        return mean, var
 
     def has_pending(self) -> Tensor:
         """Whether a training-mode forward ran since the last commit, as a tensor on the device."""
@@ -134,18 +134,7 @@ class MomentumBatchNorm(PlainBatchNorm):
 
         Changes nothing when nothing is pending. Never waits for the device.
         """
-        some = self.has_pending()
-        mean, var = self.pending()
-        alpha = self._alpha_or_one().masked_fill_(~some, 0.0)
-        self.running_mean.lerp_(mean[0], alpha)
-        self.running_var.lerp_(var[0], alpha)
-        if self.devices > 1:
-            self._more_mean.lerp_(mean[1:], alpha)
-            self._more_var.lerp_(var[1:], alpha)
-        self.num_batches_tracked.add_(some)
-        self._pending_mean.zero_()
-        self._pending_var.zero_()
-        self._pending_count.zero_()
+        commit_all([self])
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
@@ -161,3 +150,78 @@ class MomentumBatchNorm(PlainBatchNorm):
 def momentum_norms(module: nn.Module) -> Iterator[MomentumBatchNorm]:
     """Every Momentum BN in `module`, for setting alpha and committing where there is no MomentumTeacher."""
     return (m for m in module.modules() if isinstance(m, MomentumBatchNorm))
+
+
+def set_alpha(norms: Sequence[MomentumBatchNorm], value: float) -> None:
+    """Give all of them an alpha."""
+    if norms:
+        norms[0].alpha = value  # which looks at it
+        alphas = [norm._alpha for norm in norms]
+        torch._foreach_zero_(alphas)
+        torch._foreach_add_(alphas, value)
+
+
+@torch.no_grad()
+def commit_all(norms: Sequence[MomentumBatchNorm]) -> None:
+    """`commit()` of each, in a few operations for all: a GPU takes longer to be asked for them than to do them."""
+    for group in _alike(norms):
+        histories = _histories(group)
+        new, some = _pending(group)
+        tracked = [norm.num_batches_tracked for norm in group]
+        fresh = torch.stack(tracked) == 0
+        alpha = torch.stack([norm._alpha for norm in group]).masked_fill_(fresh, 1.0).masked_fill_(~some, 0.0)
+        moved = torch.cat(histories).view(2, -1).lerp_(new, _each_channel(group, alpha))
+        torch._foreach_copy_(histories, moved.view(-1).split([part.numel() for part in histories]))
+        torch._foreach_add_(tracked, list(some.to(tracked[0].dtype).unbind()))
+        torch._foreach_zero_(
+            [t for norm in group for t in (norm._pending_mean, norm._pending_var, norm._pending_count)]
+        )
+
+
+@torch.no_grad()
+def drift_of(norms: Sequence[MomentumBatchNorm]) -> Tensor:
+    """How far the pending statistics are from the histories; 0 where nothing is pending.
+
+    The mean over norms, devices and channels of |mean − history's mean| + |std − history's std|, in units of the
+    history's std.
+    """
+    drifts = []
+    for group in _alike(norms):
+        (mean, var), some = _pending(group)
+        old_mean, old_var = torch.cat(_histories(group)).view(2, -1)
+        eps = group[0].eps
+        std = (old_var + eps).sqrt()
+        moved = ((mean - old_mean).abs() + ((var + eps).sqrt() - std).abs()) / std
+        sizes = [float(norm._pending_mean.numel()) for norm in group]
+        weights = torch.stack(torch._foreach_div(list(some.to(mean.dtype).unbind()), sizes))
+        drifts.append((moved * _each_channel(group, weights)).sum())
+    return torch.stack(drifts).sum() / len(norms) if drifts else torch.zeros(())
+
+
+def _alike(norms: Sequence[MomentumBatchNorm]) -> Iterator[list[MomentumBatchNorm]]:
+    """The norms in groups whose statistics fit into one tensor."""
+    groups: dict[tuple[torch.device, torch.dtype, float], list[MomentumBatchNorm]] = {}
+    for norm in norms:
+        groups.setdefault((norm.running_mean.device, norm.running_mean.dtype, norm.eps), []).append(norm)
+    return iter(groups.values())
+
+
+def _histories(norms: list[MomentumBatchNorm]) -> list[Tensor]:
+    """The parts of all means, then of all variances; together in the order of `_pending`."""
+    means = [part for norm in norms for part in (norm.running_mean, norm._more_mean.view(-1))]
+    return means + [part for norm in norms for part in (norm.running_var, norm._more_var.view(-1))]
+
+
+def _each_channel(norms: list[MomentumBatchNorm], values: Tensor) -> Tensor:
+    """A value of each norm, repeated for its devices and channels."""
+    sizes = [norm._pending_mean.numel() for norm in norms]
+    return torch.cat([value.expand(size) for value, size in zip(values.unbind(), sizes, strict=True)])
+
+
+def _pending(norms: list[MomentumBatchNorm]) -> tuple[Tensor, Tensor]:
+    """Means and variances seen since the last commit, (2, devices and channels of all); and which norms have any."""
+    counts = torch.stack([norm._pending_count for norm in norms])
+    sums = [norm._pending_mean.view(-1) for norm in norms] + [norm._pending_var.view(-1) for norm in norms]
+    new = torch.cat(sums).view(2, -1).div_(_each_channel(norms, counts.clamp(min=1)))
+    new[1].clamp_(max=torch.finfo(new.dtype).max)
+    return new, counts > 0

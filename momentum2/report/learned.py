@@ -37,7 +37,7 @@ class ReportOptions:
         map: How features become a map: pca, or tsne (needs the tsne extra).
     """
 
-    points: Annotated[int, Limits(3)] = 2000
+    points: Annotated[int, Limits(3, 10**5)] = 2000
     map: Map = "pca"
 
 

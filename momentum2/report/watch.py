@@ -1,8 +1,10 @@
 """The report of a run that is still training, served to this machine alone."""
 
+import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from momentum2.errors import SettingError, UserError
@@ -12,6 +14,10 @@ from momentum2.runs.handle import Snapshot, read_run
 
 #: Seconds between two looks of an open page.
 EVERY = 2
+#: Requests that are answered at a time; browsers send a few.
+AT_A_TIME = 16
+#: Seconds that a connection may say nothing.
+PATIENCE = 10
 _LATER = "momentum2 report RUN shows this; it takes too much computing to repeat while the run trains."
 
 
@@ -25,6 +31,31 @@ def watch(run: Path, port: int = 8010) -> None:
             print()
 
 
+class _Server(ThreadingHTTPServer):
+    """Answers a limited number of requests at a time: whoever comes then is sent away at once."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type["_Handler"]) -> None:
+        self._free = threading.Semaphore(AT_A_TIME)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing: whoever breaks a connection does not get to fill the terminal."""
+
+
 def make_server(run: Path, port: int) -> ThreadingHTTPServer:
     """The server, ready to serve."""
     run = run.resolve()
@@ -34,13 +65,14 @@ def make_server(run: Path, port: int) -> ThreadingHTTPServer:
         directory = run
 
     try:
-        return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        return _Server(("127.0.0.1", port), Handler)
     except (OSError, OverflowError) as error:
         raise SettingError("port", f"{port} cannot be used ({error}). Choose another.") from None
 
 
 class _Handler(BaseHTTPRequestHandler):
     directory: Path
+    timeout = PATIENCE
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)

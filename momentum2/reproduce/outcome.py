@@ -151,7 +151,7 @@ def _seeds(runs: Path) -> list[int]:
 def _floors(out: Path, table: Table) -> dict[str, float]:
     """top-1 of random initialization and raw pixels, which are measured with one run and hold for all on its data."""
     linear = {row.evaluation.result for row in table.rows if row.evaluation.verb == "evaluate linear"}
-    recipes = {row.pretraining.recipe for row in table.rows}
+    recipes = {row.pretraining.name.split()[0] for row in table.rows}
     floors: dict[str, float] = {}
     for path in sorted(out.glob(f"runs/*/*/{RESULTS}")):
         recipe = path.parent.parent.name.split(",")[0]

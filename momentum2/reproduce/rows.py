@@ -14,7 +14,12 @@ Flags = Mapping[str, object]  # overrides, by the names of the config's fields
 Numbers = Mapping[str, float]  # by column: {"top-1": 88.18, "seconds": 0.25}
 
 
-_OLD = {"devices": "virtual_devices", "local": "split"}
+_OLD = {
+    "devices": "virtual_devices",
+    "local": "split",
+    "quickstart-paper": "quickstart",
+    "cifar10-cpu-paper": "cifar10-cpu",
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,12 @@ class Pretraining:
         In the words of version 0.1, so that what was finished then is not run again.
         """
         words = {k.split(".")[-1]: _word(v) for k, v in self.changes.items()}
-        return " ".join([self.recipe, *(f"{_OLD.get(k, k)}={_OLD.get(v, v)}" for k, v in words.items())])
+        return " ".join(
+            [
+                _OLD.get(self.recipe, self.recipe),
+                *(f"{_OLD.get(k, k)}={_OLD.get(v, v)}" for k, v in words.items()),
+            ]
+        )
 
     @property
     def epochs(self) -> int:
@@ -77,6 +87,7 @@ class Evaluation:
         result: Its name in results.json.
         network: Whose encoder it is; None where the network starts from random initialization instead.
         protocol: That of a linear evaluation.
+        detectron2: The config of the same detector in an export for detectron2, where there is one.
     """
 
     verb: str
@@ -84,6 +95,7 @@ class Evaluation:
     result: str
     network: Network | None
     protocol: ProtocolName | Literal["cached"] | None = None
+    detectron2: str | None = None
 
     @property
     def scratch(self) -> bool:

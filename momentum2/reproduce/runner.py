@@ -105,7 +105,43 @@ def commands(work: Work) -> list[str]:
     for run, seed, rows in work.groups():
         lines.append(work.text(work.pretrain(run, seed), work.nodes(run)))
         lines += [work.text(work.evaluate(row, seed)) for row in rows]
-    return lines
+    return lines + _on_detectron2(work)
+
+
+def _on_detectron2(work: Work) -> list[str]:
+    """The detectors of the table on detectron2 itself, as comments: `reproduce` does not run them."""
+    lines = []
+    for run, seed, rows in work.groups():
+        exported = set()
+        for row in rows:
+            config, network = row.evaluation.detectron2, row.evaluation.network
+            if config is None:
+                continue
+            source = run.run(work.out, seed)
+            folder = work.out / "detectron2" / source.parent.name / source.name / (network or "default")
+            if folder not in exported:
+                exported.add(folder)
+                words = ["--network", network] if network else []
+                lines.append(
+                    ["momentum2", "export", source, "--format", "detectron2", *words, "--out", folder]
+                )
+            out, lazy = (
+                row.detector(work.out, seed).with_name(f"{seed}-detectron2"),
+                config.startswith("fcos"),
+            )
+            settings = {
+                "train.seed" if lazy else "SEED": seed,
+                "train.output_dir" if lazy else "OUTPUT_DIR": out,
+            }
+            if row.evaluation.scratch:
+                settings["train.init_checkpoint" if lazy else "MODEL.WEIGHTS"] = ""
+            words = [f"{name}={value}" for name, value in settings.items()]
+            if not lazy:
+                words = [str(word) for pair in settings.items() for word in pair]
+            file = folder / "configs" / f"{config}.yaml"
+            lines.append(["python", folder / "train.py", "--config-file", file, "--num-gpus", "8", *words])
+    head = ["# The same detectors on detectron2 itself, whose conventions the paper's numbers have:"]
+    return (head if lines else []) + ["# " + shlex.join(map(str, line)) for line in lines]
 
 
 def reproduce(work: Work, jobs: int) -> str:

@@ -9,10 +9,9 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-
-import torch
 
 from momentum2 import distributed
 from momentum2.distributed.together import joined
@@ -29,8 +28,8 @@ _IMAGES = 1_000_000  # the length of the schedule, which takes no time
 def measure(configs: list[Path], repeats: int = REPEATS) -> list[float]:
     """Median seconds of an optimizer step of each config."""
     keep_large_blocks()
-    torch.set_num_threads(1)
     read = [config_from_file(path) for path in configs]
+    read = [replace(config, train=replace(config.train, threads=1)) for config in read]
     device = choose_device(read[0].train.device)
     with joined(device):
         steps = []

@@ -6,14 +6,17 @@ device 0's), `devices.safetensors` (each device's history of batch statistics, (
 resume. Version 0.1 wrote no format, and `ranks.safetensors` with the statistics of each process as `rank0/NAME`.
 
 A checkpoint is written under a temporary name, synced and renamed, so a kill or a full disk at any moment leaves the
-previous ones as they were. Process 0 alone reads and writes, and hands on what it read.
+previous ones as they were. Process 0 alone reads and writes, and hands on what it read. A thread writes: the tensors
+are copied at once, and training goes on.
 """
 
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +36,11 @@ from momentum2.files import (
     remove_whole,
     whole_folder,
     write_new,
+    write_parts,
 )
 from momentum2.norms import MomentumBatchNorm
 from momentum2.runs.names import STEP
-from momentum2.weights import on_cpu
+from momentum2.weights import on_cpu, safetensors_parts
 
 log = logging.getLogger("momentum2")
 
@@ -56,6 +60,23 @@ class Checkpoint:
     info: dict[str, Any]
 
 
+class _Writer:
+    """A thread that writes the checkpoint of a step, and what went wrong."""
+
+    def __init__(self, step: int, write: Callable[[], None]) -> None:
+        self.step = step
+        self.error: BaseException | None = None
+
+        def run() -> None:
+            try:
+                write()
+            except BaseException as error:
+                self.error = error
+
+        self.thread = threading.Thread(target=run, name="momentum2-checkpoint")
+        self.thread.start()
+
+
 class Damaged(Exception):
     """A checkpoint that is not what was written, in words."""
 
@@ -63,35 +84,61 @@ class Damaged(Exception):
 class Checkpoints:
     """The checkpoints of one run in `directory`, of which the `keep` newest stay.
 
-    All processes call `save` and `load`. `config_hash` names the settings that the numbers depend on.
+    All processes call `begin`, `finish`, `save` and `load`. `config_hash` names the settings that numbers depend on.
     """
 
     def __init__(self, directory: Path, keep: int, config_hash: str) -> None:
         if keep < 1:
             raise SettingError("train.keep", f"must be at least 1, not {keep}.")
         self.directory, self.keep, self.config_hash = directory, keep, config_hash
+        self._writer: _Writer | None = None
 
     def steps(self) -> list[int]:
-        """The steps that have a checkpoint, oldest first (meaningful on process 0)."""
+        """The steps that have a checkpoint, oldest first (meaningful on process 0); waits for one that is written."""
+        self.wait()
+        return self._steps()
+
+    def _steps(self) -> list[int]:
         names = (path.name.removeprefix(STEP) for path in self.directory.glob(f"{STEP}*"))
         return sorted(int(name) for name in names if name.isdecimal())
 
     def save(
         self, step: int, shared: Mapping[str, Tensor], devices: Mapping[str, Tensor], info: Mapping[str, Any]
     ) -> None:
+        """`begin`, then `finish`."""
+        self.begin(step, shared, devices, info)
+        self.finish()
+
+    def begin(
+        self, step: int, shared: Mapping[str, Tensor], devices: Mapping[str, Tensor], info: Mapping[str, Any]
+    ) -> None:
         """Save the state after `step` steps: `shared` of process 0, and the rows of every process's `devices`.
 
-        Raises a `UserError`, on all processes, if a number is not finite or a file cannot be written.
+        The tensors may change afterwards: a thread writes copies. Raises a `UserError`, on all processes, if a number
+        is not finite, or if the checkpoint before could not be written.
         """
+        self.finish()
         raise_together(_not_finite(step, {**shared, **devices}))
         parts = gather_bytes(safetensors.torch.save(on_cpu(devices)))
-        problem: UserError | None = None
         if distributed.is_main():
-            try:
-                self._write(step, shared, parts, info)
-            except OSError as error:
-                problem = self._not_saved(step, error)
+            copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in shared.items()}
+            self._writer = _Writer(step, partial(self._write, step, copies, parts, info))
+
+    def finish(self) -> None:
+        """Wait until what `begin` began is on the disk; a `UserError`, on all processes, if that failed."""
+        writer, problem = self._writer, None
+        self.wait()
+        self._writer = None
+        if writer is not None and isinstance(writer.error, OSError):
+            problem = self._not_saved(writer.step, writer.error)
+        elif writer is not None and writer.error is not None:
+            raise writer.error
         raise_together(problem)
+
+    def wait(self) -> None:
+        """Wait until nothing is being written, whether that failed or not."""
+        if self._writer is not None:
+            self._writer.thread.join()
 
     def load(self) -> Checkpoint | None:
         """The newest intact checkpoint, the same on all processes; None if there is none yet."""
@@ -129,16 +176,14 @@ class Checkpoints:
         }
         rows = [safetensors.torch.load(part) for part in parts]
         devices = {name: torch.cat([of_process[name] for of_process in rows]) for name in rows[0]}
-        contents = {
-            STATE: json.dumps(state).encode(),
-            SHARED: safetensors.torch.save(on_cpu(shared)),
-            DEVICES: safetensors.torch.save(devices),
-        }
-        manifest = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
         with whole_folder(final) as folder:
-            for name, data in {**contents, MANIFEST: json.dumps(manifest, indent=1).encode()}.items():
-                write_new(folder / name, data)
-        for old in [s for s in self.steps() if s <= step][: -self.keep]:
+            manifest = {
+                STATE: write_parts(folder / STATE, [json.dumps(state).encode()]),
+                SHARED: write_parts(folder / SHARED, safetensors_parts(shared)),
+                DEVICES: write_parts(folder / DEVICES, safetensors_parts(devices)),
+            }
+            write_new(folder / MANIFEST, json.dumps(manifest, indent=1))
+        for old in [s for s in self._steps() if s <= step][: -self.keep]:
             remove_whole(self.path(old))
 
     def _newest(self) -> list[bytes]:
@@ -309,8 +354,12 @@ def _kind(tensor: Tensor) -> str:
 
 
 def _not_finite(step: int, tensors: Mapping[str, Tensor]) -> UserError | None:
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+    floating = {name: t for name, t in tensors.items() if t.is_floating_point() and t.numel()}
+    largest = [t.to(torch.float64) for t in torch._foreach_norm(list(floating.values()), float("inf"))]
+    if not floating or bool(torch.isfinite(torch.stack(largest)).all()):  # a GPU is waited for once
+        return None
+    for name, tensor in floating.items():
+        if not bool(torch.isfinite(tensor).all()):
             return UserError(
                 f"{name} is not finite after step {step}, so no checkpoint was written. Use a lower learning rate, "
                 "gradient clipping or fp32 precision."

@@ -104,6 +104,7 @@ def open_run(
             try:
                 out.mkdir(parents=True, exist_ok=True)
                 held.enter_context(_lock(out))
+                held.callback(run.checkpoints.wait)  # it writes here, and this may end by an error
                 _check_resume(run, config, resume, idle)
                 remove_unfinished(out, _DAY)  # others write results and pages here, without the lock
                 settings = _settings_of(run, config)
@@ -183,6 +184,13 @@ def _check_resume(run: OpenRun, config: RunConfig, resume: Resume, idle: frozens
 
 def check_config(out: Path, config: RunConfig, idle: frozenset[str] = frozenset()) -> None:
     """Raise a `UserError` if the run in `out` has other settings that decide what is computed."""
+    state = _newest_state(out)
+    reason = inexact(_read_config(out), state["world"], "format" not in state) if state else None
+    if reason:
+        raise UserError(
+            f"{out} was started with an earlier version and cannot be resumed as it began ({reason}). Choose "
+            "another run directory."
+        )
     now = flatten(asdict(config))
     before = flatten(asdict(from_file(type(config)(), out / CONFIG, _world(out))))
     differing = [
@@ -193,13 +201,6 @@ def check_config(out: Path, config: RunConfig, idle: frozenset[str] = frozenset(
     if differing:
         raise UserError(
             f"{out} was started with different settings ({'; '.join(differing)}). Use the original ones, or choose "
-            "another run directory."
-        )
-    state = _newest_state(out)
-    reason = inexact(_read_config(out), state["world"]) if state and "format" not in state else None
-    if reason:
-        raise UserError(
-            f"{out} was started with an earlier version and cannot be resumed as it began ({reason}). Choose "
             "another run directory."
         )
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from momentum2 import __version__, backbones
 from momentum2.augment import ViewSpec, view_specs
-from momentum2.config import OWN, Config, Network, Stem, ViewsConfig
+from momentum2.config import OWN, Config, ModelConfig, Network, Stem, ViewsConfig
 from momentum2.errors import SettingError, UserError
 from momentum2.files import parse_json, write_whole
 from momentum2.runs.checkpoint import Checkpoints, Damaged, parse_state, parse_tensors, read_files
@@ -168,6 +168,11 @@ def architecture_of(config: Config) -> Architecture:
     if config.model.backbone == OWN:
         return Architecture(OWN, config.model.stem, config.model.width)
     return inspect(config).architecture
+
+
+def resolved_model(config: Config) -> ModelConfig:
+    """The model of a run with all that it is built with."""
+    return replace(config.model, options=list(architecture_of(config).options) or None)
 
 
 class LoadedEncoder(nn.Module):

@@ -11,7 +11,7 @@ from torch import nn
 
 from momentum2 import backbones, distributed
 from momentum2.augment import view_specs
-from momentum2.config import Config, DataConfig, Network
+from momentum2.config import Config, DataConfig, Network, Precision
 from momentum2.data import Dataset, Loader
 from momentum2.data.cache import Packed
 from momentum2.data.views import ViewBatches
@@ -19,9 +19,10 @@ from momentum2.distributed.together import on_first
 from momentum2.errors import SettingError
 from momentum2.methods import Method
 from momentum2.runs.directory import devices_of
-from momentum2.runs.encoder import architecture_of
+from momentum2.runs.encoder import resolved_model
 from momentum2.runs.names import BAD_IMAGES
 from momentum2.seeds import derive
+from momentum2.training.device import resolve_precision
 from momentum2.training.job import Job
 from momentum2.training.plan import Plan, per_device
 from momentum2.training.start import Record, started
@@ -37,14 +38,14 @@ def build_method(
 
     `weights` is the file that the encoder starts from, if there is one.
     """
-    model, architecture = config.model, architecture_of(config)
+    model, resolved = config.model, resolved_model(config)
     torch.manual_seed(derive(config.train.seed, "initial weights"))
     if encoder is not None:
         f = backbones.with_feature_dim(copy.deepcopy(encoder), config.data.image_size)
     elif weights is not None and model.backbone.startswith(backbones.TIMM):
-        f = started(config, architecture, weights)
+        f = started(config, resolved, weights)
     else:
-        f = backbones.of(architecture, model.zero_init_residual)
+        f = backbones.of_config(resolved)
     if weights is not None and not model.backbone.startswith(backbones.TIMM):
         backbones.load_weights(f, weights)
     make = cast(Callable[..., Method], plan.method)  # every method that can be named takes these
@@ -72,6 +73,18 @@ def with_devices(config: Config, out: Path, kind: type[Method]) -> Config:
 def with_cache(data: DataConfig, before: Mapping[str, object]) -> DataConfig:
     """Cached and streamed images differ by a little, so what `auto` once resolved to holds for the whole run."""
     return replace(data, cache="on" if before["cached"] else "off") if "cached" in before else data
+
+
+def with_precision(config: Config, before: Mapping[str, object], device: torch.device) -> Config:
+    """`config` with the precision that `auto` stands for, which holds for the whole run.
+
+    Versions that did not note it knew no fp16.
+    """
+    precision = resolve_precision(config.train.precision, device)
+    if config.train.precision == "auto" and before:
+        noted = cast(Precision, before.get("precision", "fp32" if precision == "fp16" else precision))
+        precision = resolve_precision(noted, device)
+    return replace(config, train=replace(config.train, precision=precision))
 
 
 def make_job(
@@ -121,6 +134,7 @@ def make_job(
             "devices": plan.devices,
             "images": len(dataset),
             "cached": isinstance(dataset, Packed),
+            "precision": resolve_precision(config.train.precision, device),
             "encoders": _places(method),
             **({} if start is None else {"weights": dict(start)}),
         },

@@ -6,6 +6,7 @@ import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -29,7 +30,9 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda":
         if device.index is not None and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:
             raise SettingError("train.device", f"{name} is one GPU for several processes. Use cuda.")
-        index = device.index if device.index is not None else int(os.environ.get("LOCAL_RANK", 0))
+        # A scheduler may show each process its own GPU alone.
+        own = 0 if torch.cuda.device_count() == 1 else int(os.environ.get("LOCAL_RANK", 0))
+        index = device.index if device.index is not None else own
         if index >= torch.cuda.device_count():
             count = torch.cuda.device_count()
             raise SettingError(
@@ -41,15 +44,48 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def use_bf16(precision: Precision, device: torch.device) -> bool:
-    """Whether to compute in bf16: as told, or where the device has instructions for it."""
+def resolve_precision(precision: Precision, device: torch.device) -> Precision:
+    """What `auto` stands for on the device; a `SettingError` for what the device cannot do."""
+    ampere = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    if precision == "tf32" and not ampere:
+        raise SettingError(
+            "train.precision", "tf32 needs a GPU of compute capability 8.0 or later. Use fp32."
+        )
+    if precision == "fp16" and device.type == "mps":
+        raise SettingError("train.precision", "fp16 is for CUDA and CPUs. Use fp32.")
     if precision != "auto":
-        return precision == "bf16"
+        return precision
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return device.type == "cpu" and bool(
+        volta = torch.cuda.get_device_capability(device) >= (7, 0)
+        return "bf16" if ampere else "fp16" if volta else "fp32"
+    fast = device.type == "cpu" and (
         torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     )
+    return "bf16" if fast else "fp32"
+
+
+def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
+    """What autocast computes in, or None where it is off."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(resolve_precision(precision, device))
+
+
+def choose_algorithms(precision: Precision, deterministic: bool, device: torch.device) -> None:
+    """Have CUDA compute as exactly as `precision` says, and by the fastest algorithms or by those that repeat."""
+    if device.type != "cuda":
+        return
+    if precision in ("fp32", "tf32"):
+        for switch in _switches():
+            switch.fp32_precision = "ieee" if precision == "fp32" else "tf32"
+    torch.backends.cudnn.benchmark = not deterministic
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is refused
+    torch.use_deterministic_algorithms(deterministic)
+
+
+def _switches() -> list[Any]:
+    """torch's switches for the rounding of fp32, in convolutions and in products; none before torch 2.9."""
+    owners: list[Any] = [getattr(torch.backends.cudnn, "conv", None), torch.backends.cuda.matmul]
+    return [owner for owner in owners if hasattr(owner, "fp32_precision")]
 
 
 def memory_gb(device: torch.device) -> float:
@@ -62,10 +98,12 @@ def memory_gb(device: torch.device) -> float:
 
 @contextmanager
 def guest() -> Iterator[None]:
-    """Leave the host program's threads, random numbers and current GPU as they were."""
+    """Leave the host program's threads, random numbers, current GPU and its algorithms as they were."""
     threads = torch.get_num_threads()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     current = torch.cuda.current_device() if gpus else None
+    algorithms = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
+    rounding = [switch.fp32_precision for switch in _switches()]
     try:
         with torch.random.fork_rng(range(gpus)):  # every step seeds all of them
             yield
@@ -73,6 +111,10 @@ def guest() -> Iterator[None]:
         torch.set_num_threads(threads)
         if current is not None:
             torch.cuda.set_device(current)
+            torch.backends.cudnn.benchmark = algorithms[0]
+            torch.use_deterministic_algorithms(algorithms[1])
+            for switch, before in zip(_switches(), rounding, strict=True):
+                switch.fp32_precision = before
 
 
 def keep_large_blocks() -> None:

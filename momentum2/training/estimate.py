@@ -12,14 +12,17 @@ from torch import Tensor
 from momentum2.augment import draw, render, view_specs
 from momentum2.backbones import published
 from momentum2.config import Config
-from momentum2.data import open_dataset
-from momentum2.machine import cpu_threads
+from momentum2.data import Dataset, Loader, open_dataset
+from momentum2.data.loader import default_workers
+from momentum2.errors import UserError
+from momentum2.machine import memory
 from momentum2.methods.method import place_of_student
 from momentum2.optim import build_optimizer
 from momentum2.runs.encoder import inspect
 from momentum2.training.build import build_method
+from momentum2.training.by_view import choose_threads
 from momentum2.training.checks import check_encoder
-from momentum2.training.device import choose_device, keep_large_blocks, use_bf16
+from momentum2.training.device import autocast_dtype, choose_device, keep_large_blocks
 from momentum2.training.plan import Plan, describe, resolve
 from momentum2.training.step import Stepper
 
@@ -34,9 +37,13 @@ KNOWN_IMAGES = {
 }
 
 
+#: Images that are decoded to learn how long one takes.
+_DECODED = 32
+
+
 def planned(config: Config, images: int | None, processes: int, probe: bool) -> list[tuple[str, str]]:
     """The plan of `config` as (what, value) lines; `images` spares opening the data."""
-    classes = 1000
+    classes, dataset = 1000, None
     if images is None and config.data.root is None:
         images = KNOWN_IMAGES.get((config.data.name, config.data.split))
         if images is not None and config.data.train_size:
@@ -54,8 +61,10 @@ def planned(config: Config, images: int | None, processes: int, probe: bool) -> 
     fixed, activations = memory_bytes(config, plan, classes)
     needs = f"{fixed / 1e9:.3g} GB for weights and optimizer, {activations / 1e9:.3g} GB for activations"
     lines.append(("memory", f"about {(fixed + activations) / 1e9:.3g} GB per process: {needs}"))
-    if probe:
-        seconds = step_seconds(config, plan, classes)
+    seconds = step_seconds(config, plan, classes) if probe else None
+    if dataset is not None and not dataset.in_memory:
+        lines.append(("feeding", feeding(config, plan, dataset, seconds)))
+    if seconds is not None:
         total = seconds * plan.steps
         lines.append(
             (
@@ -68,9 +77,53 @@ def planned(config: Config, images: int | None, processes: int, probe: bool) -> 
     return lines
 
 
+def feeding(config: Config, plan: Plan, dataset: Dataset, step: float | None) -> str:
+    """How many images per second a core decodes, what the workers of a process give, and what its steps ask for."""
+    specs = view_specs(config.views, config.data.image_size)
+    n = min(_DECODED, len(dataset))
+    start = time.perf_counter()
+    with Loader(dataset, specs, seed=config.train.seed, batch_size=n, stop=1, workers=0) as loader:
+        for _ in loader:
+            pass
+    rate = n / (time.perf_counter() - start)
+    chosen = config.data.workers
+    workers = default_workers(choose_device(config.train.device)) if chosen is None else chosen
+    given = rate * max(1, workers)
+    words = f"a core prepares about {rate:.0f} images/s (measured on {n}), {workers} workers give about {given:.0f}"
+    if step is None:
+        return words
+    asked = plan.micro_batch * config.train.accumulate / step
+    words += f", a step asks for {asked:.0f}"
+    return words if asked <= given else f"{words}: raise data.workers, or set data.cache to on"
+
+
 def _hours(seconds: float) -> str:
     hours = f"{seconds / 3600:.3g}"
     return f"{hours} hour{'s' * (hours != '1')}"
+
+
+def check_memory(config: Config, plan: Plan, classes: int) -> None:
+    """Raise a `UserError` if a process would need more memory than this machine has, before any of it is taken.
+
+    A GPU has memory of its own, and says itself when there is not enough.
+    """
+    if choose_device(config.train.device).type != "cpu" or _at_most(config, plan) < memory():
+        return
+    needs = sum(memory_bytes(config, plan, classes))
+    if needs > memory():
+        raise UserError(
+            f"This run needs about {needs / 1e9:,.0f} GB of memory per process, but the machine has "
+            f"{memory() / 1e9:,.0f} GB. Lower train.batch_size, data.image_size or the width of the network."
+        )
+
+
+def _at_most(config: Config, plan: Plan) -> float:
+    """More bytes than a process can need, from a few numbers: usually enough to know that there is no problem."""
+    model, specs = config.model, view_specs(config.views, config.data.image_size)
+    pixels = plan.micro_batch * sum(spec.size**2 for spec in specs)
+    widest = max(model.projector_hidden, model.projector_out, model.predictor_hidden or 0, 2048 * model.width)
+    weights = 2e8 * model.width**2 + 8 * widest**2 + config.method.queue_size * model.projector_out
+    return 16 * weights + 8000 * pixels * max(1.0, model.width)
 
 
 def memory_bytes(config: Config, plan: Plan, classes: int) -> tuple[int, int]:
@@ -106,17 +159,16 @@ def memory_bytes(config: Config, plan: Plan, classes: int) -> tuple[int, int]:
     ]
     labels = torch.zeros(plan.micro_batch, dtype=torch.long, device="meta")
     device = choose_device(config.train.device)
-    bf16 = use_bf16(config.train.precision, device)
+    half = autocast_dtype(config.train.precision, device) is not None
     with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
         method.train()(views, labels)
-    return state + trained, sum(kept.values()) // (2 if bf16 else 1)
+    return state + trained, sum(kept.values()) // (2 if half else 1)
 
 
 def step_seconds(config: Config, plan: Plan, classes: int, steps: int = 4) -> float:
     """Median seconds of an optimizer step of one process, without waiting for data; the first step is left out."""
     device = choose_device(config.train.device)
     keep_large_blocks()
-    torch.set_num_threads(config.train.threads or cpu_threads())
     step = make_step(config, plan, classes, device)
     seconds = []
     for k in range(steps):
@@ -127,7 +179,7 @@ def step_seconds(config: Config, plan: Plan, classes: int, steps: int = 4) -> fl
 
 
 def make_step(config: Config, plan: Plan, classes: int, device: torch.device) -> Callable[[int], None]:
-    """A function that takes optimizer step k on random images and waits for its end.
+    """A function that takes optimizer step k on random images, with the threads of a run, and waits for its end.
 
     Augmentation is included; reading images and what is logged are not. The learning rate is 0.
     """
@@ -135,7 +187,8 @@ def make_step(config: Config, plan: Plan, classes: int, device: torch.device) ->
     method.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     encoder = place_of_student(method)
     optimizer = build_optimizer(method.train().named_parameters(), config.optim, lr=0.0, encoder=encoder)
-    take_step = Stepper(method, optimizer, config.train, config.optim, device)
+    threads = choose_threads(method, config.train, device, None)
+    take_step = Stepper(method, optimizer, config.train, config.optim, device, threads)
     specs = view_specs(config.views, config.data.image_size)
     n, side = plan.micro_batch, config.data.image_size
     images = torch.randint(0, 256, (n, 3, side, side), dtype=torch.uint8, device=device)

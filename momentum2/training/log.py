@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +38,18 @@ def spread(z: Tensor) -> dict[str, float]:
         "z_std": float(z.std(0).mean() * math.sqrt(z.shape[1])),
         "z_rank": float(entropy.exp()),
     }
+
+
+def on_host(values: Mapping[str, float | Tensor], z: Tensor | None) -> tuple[dict[str, float], Tensor | None]:
+    """The values as numbers and `z` in fp32 in the host's memory; a GPU is waited for once."""
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    parts = [value.detach().float().reshape(1) for value in tensors.values()]
+    if z is not None:
+        parts.append(z.float().reshape(-1))
+    read = torch.cat(parts).cpu()
+    numbers = dict(zip(tensors, read[: len(tensors)].tolist(), strict=True))
+    found = {name: numbers[name] if name in numbers else float(value) for name, value in values.items()}
+    return found, None if z is None else read[len(tensors) :].view(z.shape)
 
 
 log = logging.getLogger("momentum2")

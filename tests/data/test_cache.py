@@ -106,9 +106,9 @@ def test_auto_packs_what_fits(make_folder: MakeFolder, monkeypatch: pytest.Monke
     config = DataConfig(root=str(make_folder(10)))
     assert isinstance(open_dataset(config), Packed)
     decoded = sum(image.nbytes for image in open_dataset(config).read(range(10)))
-    monkeypatch.setattr(cache, "_memory", lambda: 4 * decoded - 4)
+    monkeypatch.setattr(cache, "memory", lambda: 4 * decoded - 4)
     assert not isinstance(open_dataset(config), Packed)
-    monkeypatch.setattr(cache, "_memory", lambda: 4 * decoded)
+    monkeypatch.setattr(cache, "memory", lambda: 4 * decoded)
     assert isinstance(open_dataset(config), Packed)
     assert not isinstance(open_dataset(replace(config, cache="off")), Packed)
 
@@ -183,3 +183,41 @@ def test_two_processes_at_once(
     assert outcomes == {("Packed", hashlib.sha256(b"".join(i.tobytes() for i in expected)).hexdigest())}
     assert capfd.readouterr().err.count("Decoding 60 images") == 1  # the others waited for it
     assert len(caches(own_cache)) == 1
+
+
+@pytest.mark.parametrize("varied", [True, False])
+@pytest.mark.parametrize("name", ["pixels.bin", "index.npy", "manifest.json"])
+def test_a_flipped_bit_is_noticed(
+    make_folder: MakeFolder, own_cache: Path, varied: bool, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bytes of the index at opening; pixels when they are first used, and then the images themselves are read."""
+    config = DataConfig(root=str(make_folder(10, varied=varied)), cache="on")
+    before = [image.copy() for image in open_dataset(config).read(range(10))]
+    [folder] = caches(own_cache)
+    data = bytearray((folder / name).read_bytes())
+    data[len(data) * 2 // 3] ^= 4
+    (folder / name).write_bytes(data)
+    for _ in range(2):  # the second time from a new cache
+        for old, new in zip(before, open_dataset(config).read(range(10)), strict=True):
+            np.testing.assert_array_equal(old, new)
+    assert ("is damaged" in caplog.text) == (name == "pixels.bin")
+    assert (folder / name).read_bytes() != bytes(data)
+
+
+def test_a_cache_of_other_images_or_people_is_made_again(make_folder: MakeFolder, own_cache: Path) -> None:
+    config = DataConfig(root=str(make_folder(10)), cache="on")
+    before = [image.copy() for image in open_dataset(config).read(range(10))]
+    [folder] = caches(own_cache)
+    content = json.loads((folder / "manifest.json").read_text())
+    index = np.load(folder / "index.npy")
+    for wrong in (index[:3], index * 1000, -index, index.astype(np.float64), np.full_like(index, 2**62)):
+        np.save(folder / "index.npy", wrong)
+        sealed = hashlib.sha256((folder / "index.npy").read_bytes()).hexdigest()
+        (folder / "manifest.json").write_text(json.dumps(content | {"index": sealed}))
+        for old, new in zip(before, open_dataset(config).read(range(10)), strict=True):
+            np.testing.assert_array_equal(old, new)
+    if os.getuid() == 0:
+        os.chown(folder / "pixels.bin", 12345, 12345)
+        made = folder.stat().st_ino
+        open_dataset(config)
+        assert folder.stat().st_ino != made

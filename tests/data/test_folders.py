@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from momentum2.config import DataConfig
-from momentum2.data import Dataset, open_dataset
+from momentum2.data import Dataset, archive, open_dataset
+from momentum2.data.images import BadImage
 from momentum2.errors import SettingError, UserError
 
 MakeFolder = Callable[..., Path]
@@ -92,6 +93,19 @@ def test_links_back_up_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "a" / "loop").symlink_to(tmp_path, target_is_directory=True)
     (tmp_path / "elsewhere").symlink_to(tmp_path / "a", target_is_directory=True)
     assert list(opened("folder", tmp_path).names) == ["a/1.png", "elsewhere/1.png"]
+
+
+def test_a_ladder_of_links_is_not_climbed(tmp_path: Path) -> None:
+    """Thirty folders, each with two links to the next: a thousand million ways to the last."""
+    for i in range(30):
+        (tmp_path / f"{i:02d}").mkdir()
+        for link in "ab":
+            (tmp_path / f"{i:02d}" / link).symlink_to(f"../{i + 1:02d}")
+    (tmp_path / "30").mkdir()
+    (tmp_path / "itself").symlink_to("itself")
+    Image.new("RGB", (9, 9)).save(tmp_path / "30" / "only.png")
+    with pytest.raises(UserError, match="in more than 100 ways"):
+        open_dataset(DataConfig(root=str(tmp_path), cache="off"))
 
 
 def test_odd_files_are_bad_and_do_not_block(tmp_path: Path) -> None:
@@ -189,6 +203,17 @@ def test_a_cut_tar_and_a_damaged_zip(tmp_path: Path) -> None:
         file.write(b"\0" * 50)
     dataset.read([0])
     assert 0 in dataset.bad
+
+
+def test_a_bomb_in_a_zip_is_not_inflated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "_HARMLESS", 1 << 16)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("a/bomb.png", bytes(1 << 20))
+        file.writestr("a/small.png", bytes(1 << 15))
+    dataset = open_dataset(DataConfig(name="archive", root=str(tmp_path / "a.zip"), cache="off"))
+    with pytest.raises(BadImage, match="decompression bomb"):
+        dataset.picture(0)
+    dataset.picture(1)  # as small as this it does no harm, and is no picture
 
 
 @pytest.mark.parametrize("compression", ["gz", "xz"])

@@ -1,6 +1,7 @@
 """Every pixel format comes out as the RGB a viewer would show; every kind of damage as a reason."""
 
 import io
+import warnings
 
 import numpy as np
 import pytest
@@ -184,3 +185,23 @@ def test_a_jpeg_bomb_is_refused_by_its_header(monkeypatch: pytest.MonkeyPatch) -
         _ = Encoded(data).size
     with pytest.raises(BadImage, match="bomb"):
         Encoded(data).pixels()
+
+
+@pytest.mark.parametrize("kind", ["EPS", "PDF", "ICNS", "SGI", "PCX", "IM"])
+def test_only_known_formats_are_opened(kind: str) -> None:
+    """Of the others Pillow opens some by starting a program."""
+    image = Image.fromarray(RGB).resize((16, 16))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        data = saved(image, kind)
+    with pytest.raises(BadImage, match="not an image in a known format"):
+        Encoded(data).pixels()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "CMYK"])
+def test_bands_make_no_difference(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = saved(Image.fromarray(RGB).convert(mode), "TIFF")
+    whole = Encoded(data).pixels()
+    for pixels in (1, 34, 100):
+        monkeypatch.setattr(images, "_BAND", pixels)
+        np.testing.assert_array_equal(Encoded(data).pixels(), whole)

@@ -10,7 +10,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import torch
 
+from momentum2.data import loader
 from momentum2.data.workers import AHEAD, Workers
 from momentum2.errors import UserError
 
@@ -82,3 +84,11 @@ def test_workers_end_when_their_parent_is_killed() -> None:
         parent.kill()
         assert parent.stdout.read() == ""  # which ends when no process has it open any more
     assert len(pids) == 2
+
+
+def test_a_gpu_is_fed_by_most_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, processes, count in ((1, 1, 1), (2, 1, 1), (8, 1, 7), (64, 1, 16), (64, 8, 7), (8, 8, 1)):
+        monkeypatch.setattr(loader, "allowed_cores", lambda cores=cores: cores)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+        assert loader.default_workers(torch.device("cuda")) == count
+        assert loader.default_workers(torch.device("cpu")) == 0

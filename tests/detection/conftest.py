@@ -1,9 +1,16 @@
 """The smallest run that goes through everything."""
 
+import os
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+#: Some photos of COCO in its layout. Where they are not, tests with photos are skipped.
+ARCHIVE = Path(
+    os.environ.get("MOMENTUM2_COCO", Path(__file__).parents[3] / "shared" / "data" / "coco_tiny.tar")
+)
 
 SETTINGS = {
     "model": "retinanet",
@@ -28,6 +35,18 @@ SETTINGS = {
     "monitor.log_every": "1",
     "evaluate_every": "0",
 }
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with annotations/, train2017/ and val2017/."""
+    if not ARCHIVE.exists():
+        pytest.skip("needs photos of COCO")
+    with tarfile.open(ARCHIVE) as archive:
+        folder = tmp_path_factory.mktemp("photos")
+        archive.extractall(folder, filter="data")
+    (annotations,) = folder.rglob("annotations")
+    return annotations.parent
 
 
 @pytest.fixture

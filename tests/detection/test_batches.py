@@ -12,7 +12,7 @@ from momentum2.detection.presets import DetectConfig, DetectionDataConfig, prese
 from momentum2.detection.sampling import Sampler, repeat_factors
 from momentum2.detection.schedule import resolve
 from momentum2.detection.targets import Target
-from momentum2.detection.transforms import Draw, draw, flip, resize, scaled_size, training_view
+from momentum2.detection.transforms import Draw, draw, flip, resize, resize_boxes, scaled_size, training_view
 from momentum2.errors import UserError
 from momentum2.schedules import warmup_step_decay
 
@@ -41,23 +41,26 @@ def test_a_flip_mirrors_pixels_boxes_and_masks() -> None:
     assert target["boxes"].tolist() == [[0, 1, 2, 3]], "the argument was changed"
 
 
-def test_resizing_keeps_boxes_and_masks_on_their_objects() -> None:
+def test_resizing_keeps_boxes_on_their_objects() -> None:
     image, target = scene()
-    larger, scaled = resize(image, target, (8, 18))
-    assert larger.shape == (3, 8, 18)
-    assert scaled["boxes"].tolist() == [[0, 2, 6, 6]]
-    expected = torch.zeros(8, 18, dtype=torch.bool)
-    expected[2:6, 0:6] = True
-    assert torch.equal(scaled["masks"][0], expected)
+    assert resize(image, (8, 18)).shape == (3, 8, 18)
+    assert resize_boxes(target["boxes"], (4, 6), (8, 18)).tolist() == [[0, 2, 6, 6]]
+    view, scaled = training_view(torch.zeros(3, 4, 6, dtype=torch.uint8), target, Draw(8, True), 100)
+    assert view.shape == (3, 8, 12)
+    assert scaled["boxes"].tolist() == [[8, 2, 12, 6]]
+    assert torch.equal(scaled["masks"], target["masks"].flip(2))  # at the size that it was annotated
 
 
 @pytest.mark.parametrize(
-    ("size", "scaled"), [((480, 640), (800, 1067)), ((640, 480), (1067, 800)), ((300, 900), (444, 1333))]
+    ("size", "scaled"),
+    [((480, 640), (800, 1067)), ((640, 480), (1067, 800)), ((300, 900), (444, 1333))],
 )
 def test_the_short_edge_is_as_asked_unless_the_other_grows_too_long(
     size: tuple[int, int], scaled: tuple[int, int]
 ) -> None:
     assert scaled_size(*size, 800, 1333) == scaled
+    assert scaled_size(5, 9, 10, 13) == (7, 13)  # 5 · 13/9 = 7.2
+    assert scaled_size(5, 2, 1, 100) == (3, 1)  # 2.5 is rounded up
 
 
 def test_draws_depend_on_seed_step_and_place_alone() -> None:
@@ -122,6 +125,32 @@ def test_batches_are_the_same_from_any_start_and_with_any_number_of_threads() ->
             assert all(torch.equal(target[k], target_2[k]) for k in ("boxes", "labels", "masks"))
 
 
+def test_a_batch_is_sorted_by_shape_before_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every image once, with the draws of its own place, and each process has images of similar shapes."""
+    made = batches(0, masks=False)
+    shapes = [0.5, 2.0, 1.0, 0.6, 1.9, 1.1, 0.7, 1.8, 1.2, 0.8] * 2
+    object.__setattr__(made.data, "aspect", lambda i: shapes[i])
+    alone = [made._share(step) for step in range(5)]
+    for step, share in enumerate(alone):
+        batch = made.sampler.batch(step).tolist()
+        assert sorted(share) == sorted(enumerate(batch))
+        assert [shapes[i] for _, i in share] == sorted(shapes[i] for i in batch)
+    monkeypatch.setattr("momentum2.distributed.world_size", lambda: 2)
+    parts = []
+    for rank in range(2):
+        monkeypatch.setattr("momentum2.distributed.rank", lambda rank=rank: rank)
+        parts.append([made._share(step) for step in range(5)])
+    assert [one + other for one, other in zip(*parts, strict=True)] == alone
+
+
+def test_draws_of_samples_belong_to_a_place() -> None:
+    with batches(0, masks=False)(0) as made:
+        draws = [[target["draw"] for _, target in batch.views] for batch in made]
+    assert len({draw for step in draws for draw in step}) == 7 * 4
+    with batches(2, masks=False)(3) as made:
+        assert [target["draw"] for _, target in next(iter(made)).views] == draws[3]
+
+
 def test_micro_batches_make_up_the_batch() -> None:
     with batches(0, masks=False)(0) as made:
         batch = next(iter(made))
@@ -159,10 +188,14 @@ def test_schedules_count_images() -> None:
     plan = resolve(coco, steps_per_epoch=7329, world=8)
     assert plan.steps == 90_000
     assert plan.lr_base == pytest.approx(0.02)
-    assert plan.warmup == pytest.approx(1000, abs=5)
+    assert plan.warmup == 1000
     assert resolve(preset("retinanet", "coco"), 7329, 1).lr_base == pytest.approx(0.01)
     lvis = resolve(preset("mask_rcnn", "lvis"), 56_740 // 16, 1)
-    assert (lvis.steps, lvis.warmup) == (180_000, 1000)
+    assert (lvis.steps, lvis.warmup) == (90_000, 1000)
+    own = resolve(replace(coco, schedule="epochs", train=replace(coco.train, epochs=12)), 62, 1)
+    assert (own.steps, own.warmup) == (744, 74)  # of a thousand images: a tenth of the run, not 8 steps
+    in_epochs = replace(coco, optim=replace(coco.optim, warmup_epochs=0.5))
+    assert resolve(in_epochs, 100, 1).warmup == 50
     shapes = preset("fcos", "shapes")
     assert resolve(shapes, 100, 1).steps == 100 * shapes.train.epochs
 
@@ -172,7 +205,7 @@ def test_presets_are_the_papers() -> None:
     assert preset("retinanet", "coco").data.short_edges == edges
     assert preset("fcos", "coco").data.short_edges == [800]
     lvis = preset("mask_rcnn", "lvis")
-    assert (lvis.schedule, lvis.data.split, lvis.data.repeat_threshold) == ("2x", "v0.5_train", 0.001)
+    assert (lvis.schedule, lvis.data.split, lvis.data.repeat_threshold) == ("1x", "v0.5_train", 0.001)
 
 
 def test_a_batch_that_cannot_be_divided() -> None:

@@ -139,8 +139,20 @@ def test_unreadable_and_wrong_images_are_named(tmp_path: Path) -> None:
 def test_objects_without_masks_need_another_model(tmp_path: Path) -> None:
     data = load(tmp_path, annotations=[object_(3, 5, [2, 1, 4, 4])])
     assert len(data.target(0, masks=False)["boxes"]) == 1
-    with pytest.raises(UserError, match="model needs masks"):
-        data.target(0, masks=True)
+    assert data.aspect(0) == 1.25
+    with pytest.raises(
+        UserError, match=r"model needs masks, but .*train.json has .*3\.png.* Choose faster_rcnn"
+    ):
+        CocoData(data.source, data.folder, masks=True)  # before anything is trained
+    CocoData(write(tmp_path, content()), data.folder, masks=True)
+
+
+def test_a_mask_of_another_size_is_refused(tmp_path: Path) -> None:
+    wrong = {"size": [10, 8], "counts": [17, 4, 4, 4, 4, 4, 4, 4, 35]}
+    with pytest.raises(
+        UserError, match=r"train.json has a mask of \[10, 8\] pixels in image 3, which has \[8, 10\]"
+    ):
+        load(tmp_path, annotations=[object_(3, 5, [2, 1, 4, 4], segmentation=wrong)])
 
 
 @pytest.mark.parametrize(
@@ -158,6 +170,14 @@ def test_objects_without_masks_need_another_model(tmp_path: Path) -> None:
         (
             json.dumps(content(annotations=[object_(3, 90, [0, 0, 1, 1]) | {"bbox": [0, 0, 1]}])),
             "a 'bbox' is ",
+        ),
+        (
+            json.dumps(content(annotations=[object_(3, 90, [0, 0, 1, 1], segmentation="x")])),
+            "neither polygons nor",
+        ),
+        (
+            json.dumps(content(annotations=[object_(3, 90, [0, 0, 1, 1], segmentation={"size": [8, 10]})])),
+            "neither polygons nor",
         ),
     ],
 )

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import io
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from momentum2.detection.data import open_data
 from momentum2.detection.presets import DetectionDataConfig
 from momentum2.detection.targets import decode_masks, encode_masks
 
-ARCHIVE = Path(__file__).parents[3] / "shared" / "data" / "coco_tiny.tar"
 NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 
 
@@ -99,13 +97,8 @@ def test_equal_to_pycocotools_on_shapes(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bbox", "segm"])
-@pytest.mark.skipif(not ARCHIVE.exists(), reason="the archive of COCO images is not there")
-def test_equal_to_pycocotools_on_coco_with_crowds(kind: Kind) -> None:
-    with tarfile.open(ARCHIVE) as archive:
-        (member,) = [m for m in archive.getmembers() if m.name.endswith("instances_val2017.json")]
-        file = archive.extractfile(member)
-        assert file is not None
-        truth = json.load(file)
+def test_equal_to_pycocotools_on_coco_with_crowds(kind: Kind, photos: Path) -> None:
+    truth = json.loads((photos / "annotations" / "instances_val2017.json").read_bytes())
     crowded = {a["image_id"] for a in truth["annotations"] if a["iscrowd"]}
     assert crowded
     some = crowded | {image["id"] for image in truth["images"][:15]}

@@ -1,4 +1,7 @@
-"""The four detectors: every part is trained, nothing is left to guesses from the first batch."""
+"""The detectors: every part is trained, nothing is left to guesses from the first batch."""
+
+from dataclasses import replace
+from typing import cast, get_args
 
 import pytest
 import torch
@@ -10,27 +13,29 @@ from momentum2.detection.detector import Detector
 from momentum2.detection.maps import Maps, maps_of
 from momentum2.detection.models import Anchors, Pyramid, build_detector
 from momentum2.detection.presets import (
-    TWO_STAGE,
+    WITH_MASKS,
     DetectionDataName,
     DetectorName,
     HeadConfig,
     preset,
 )
+from momentum2.detection.targets import Target
+from momentum2.detection.transforms import Draw, training_view
 from momentum2.errors import UserError
 from momentum2.norms import SyncedBatchNorm
 from momentum2.weights import Architecture
 
-MODELS: tuple[DetectorName, ...] = ("mask_rcnn", "cascade_rcnn", "retinanet", "fcos")
+MODELS: tuple[DetectorName, ...] = get_args(DetectorName)
 HEAD = HeadConfig(32, "group", box_width=16, proposals=20, sampled=16, score_threshold=0.0, detections=5)
 
 
 def make(name: DetectorName, short_edge: int = 64) -> Detector:
     torch.manual_seed(0)
     encoder = backbones.build("resnet18", "small", 0.125)
-    return Detector(build_detector(name, encoder, 3, HEAD, short_edge, 128), two_stage=name in TWO_STAGE)
+    return Detector(build_detector(name, encoder, 3, HEAD), short_edge, 128)
 
 
-def targets(height: int = 64, width: int = 64) -> list[dict[str, Tensor]]:
+def targets(height: int = 64, width: int = 64) -> list[Target]:
     """Image 0 has two objects, image 1 none."""
     masks = torch.zeros(2, height, width, dtype=torch.bool)
     masks[0, 8:30, 10:34] = True
@@ -40,14 +45,15 @@ def targets(height: int = 64, width: int = 64) -> list[dict[str, Tensor]]:
         "labels": torch.tensor([0, 2]),
         "masks": masks,
     }
-    return [full, {name: value[:0] for name, value in full.items()}]
+    nothing = {name: value[:0] for name, value in full.items()}
+    return [cast(Target, {**objects, "draw": draw}) for draw, objects in enumerate((full, nothing))]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_train_every_parameter(name: DetectorName) -> None:
     detector = make(name).train()
     torch.manual_seed(1)
-    output = detector([torch.rand(3, 64, 64), torch.rand(3, 60, 50)], targets())  # type: ignore[arg-type]
+    output = detector([torch.rand(3, 64, 64), torch.rand(3, 60, 50)], targets())
     assert output.loss.isfinite()
     assert output.z is None
     torch.testing.assert_close(output.loss.detach(), torch.stack(list(output.metrics.values())).sum())
@@ -76,7 +82,7 @@ def test_boxes_keep_their_precision_under_autocast(name: DetectorName) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_batch_without_any_object(name: DetectorName) -> None:
     detector = make(name).train()
-    output = detector([torch.rand(3, 64, 64)], targets()[1:])  # type: ignore[arg-type]
+    output = detector([torch.rand(3, 64, 64)], targets()[1:])
     assert output.loss.isfinite()
     output.loss.backward()
     assert [n for n, p in detector.named_parameters() if p.grad is None] == []
@@ -93,7 +99,7 @@ def test_detections_are_in_the_pixels_of_the_image(name: DetectorName) -> None:
     assert found["boxes"][:, 2].max() <= 150
     assert found["boxes"][:, 3].max() <= 90
     assert found["scores"].tolist() == sorted(found["scores"].tolist(), reverse=True)
-    if name in TWO_STAGE:
+    if name in WITH_MASKS:
         assert found["masks"].shape == (n, 90, 150)
         assert found["masks"].dtype == torch.bool
     else:
@@ -115,14 +121,62 @@ def test_all_batch_norms_are_synced_and_learn(name: DetectorName) -> None:
 )
 def test_which_heads_have_group_norm(name: DetectorName, data: DetectionDataName, norms: int) -> None:
     head = preset(name, data).head
-    model = build_detector(name, backbones.build("resnet18", "small", 0.125), 3, head, 64, 128)
+    model = build_detector(name, backbones.build("resnet18", "small", 0.125), 3, head)
     assert sum(isinstance(m, nn.GroupNorm) for m in model.modules()) == norms
+
+
+@pytest.mark.parametrize("name", ["fcos", "retinanet"])
+def test_a_head_without_norms_has_none_and_any_width(name: DetectorName) -> None:
+    head = replace(HEAD, tower_norm="none", fpn_channels=48)
+    model = build_detector(name, backbones.build("resnet18", "small", 0.125), 3, head)
+    assert not any(isinstance(m, nn.GroupNorm) for m in model.modules())
+    losses = model.train()([torch.rand(3, 64, 64)], targets()[:1])
+    assert torch.stack(list(losses.values())).isfinite().all()
+
+
+@pytest.mark.parametrize("width", [0.5, 1.0])  # the last map has 256 channels, as many as a level, or 512
+@pytest.mark.parametrize(("name", "from_level"), [("fcos", True), ("retinanet", False)])
+def test_p6_comes_from_the_level_in_fcos_and_from_the_map_in_retinanet(
+    name: DetectorName, from_level: bool, width: float
+) -> None:
+    encoder = backbones.build("resnet18", "small", width)
+    model = build_detector(name, encoder, 3, replace(HEAD, fpn_channels=256))
+    top = model.get_submodule("backbone.fpn.extra_blocks")
+    seen = []
+    top.get_submodule("p6").register_forward_pre_hook(lambda module, x: seen.append(x[0]))
+    pyramid = model.get_submodule("backbone").eval()
+    with torch.no_grad():
+        image = torch.rand(1, 3, 32, 32)
+        levels, maps = pyramid(image), pyramid.get_submodule("body")(image)
+    assert torch.equal(seen[0], levels["2"] if from_level else maps[-1])
 
 
 def test_the_branches_are_the_papers() -> None:
     heads = make("mask_rcnn").model.get_submodule("roi_heads")
-    assert sum(isinstance(m, nn.Conv2d) for m in heads.get_submodule("mask_head").modules()) == 4
-    assert sum(isinstance(m, nn.Linear) for m in heads.get_submodule("box_head").modules()) == 2
+    assert sum(isinstance(m, nn.Conv2d) for m in heads.get_submodule("mask_branch.0").modules()) == 4
+    assert [n for n in dict(heads.get_submodule("stages.0").named_children()) if n.startswith("fc")] == [
+        "fc6",
+        "fc7",
+    ]
+    assert "mask_branch.0.0.0.weight" not in make("faster_rcnn").model.get_submodule("roi_heads").state_dict()
+
+
+def test_a_cascade_trains_on_twice_the_proposals() -> None:
+    for name, count in (("mask_rcnn", 20), ("cascade_rcnn", 40)):
+        rpn = make(name).model.get_submodule("rpn")  # type: ignore[arg-type]
+        assert rpn.train().post_nms_top_n() == count  # type: ignore[operator]
+        assert rpn.eval().post_nms_top_n() == 20  # type: ignore[operator]
+
+
+def test_training_and_evaluation_show_the_same_pixels() -> None:
+    detector = make("retinanet", short_edge=48).eval()
+    image = torch.randint(0, 256, (3, 93, 131), dtype=torch.uint8)
+    view, _ = training_view(image, targets()[1], Draw(48, False), 128)
+    seen = []
+    detector.model.register_forward_pre_hook(lambda module, x: seen.append(x[0][0]))
+    detector.detect(image.float() / 255)
+    assert torch.equal(seen[0], view)
+    assert view.shape == (3, 48, 68)  # 131 · 48 / 93 = 67.6
 
 
 @pytest.mark.parametrize(
@@ -131,7 +185,7 @@ def test_the_branches_are_the_papers() -> None:
 def test_the_pyramid_knows_its_strides(stem: str, strides: list[int]) -> None:
     encoder = backbones.build("resnet18", stem, 0.125)  # type: ignore[arg-type]
     before = {k: v.clone() for k, v in encoder.state_dict().items()}
-    pyramid = Pyramid(maps_of(encoder), 4, 32, dense=False).eval()
+    pyramid = Pyramid(maps_of(encoder), 4, 32, "subsampled").eval()
     assert pyramid.strides == strides
     levels = list(pyramid(torch.zeros(1, 3, 128, 128)).values())
     assert [128 // level.shape[2] for level in levels] == strides
@@ -162,8 +216,8 @@ def test_an_encoder_needs_no_more_than_maps(name: DetectorName) -> None:
     assert Pooled().channels == (5, 6, 7, 8, 9)
     assert Pooled().strides == (2, 4, 8, 16, 32)
     torch.manual_seed(0)
-    detector = Detector(build_detector(name, Pooled(), 3, HEAD, 64, 128), two_stage=name in TWO_STAGE).train()
-    detector([torch.rand(3, 64, 64)], targets()[:1]).loss.backward()  # type: ignore[arg-type]
+    detector = Detector(build_detector(name, Pooled(), 3, HEAD), 64, 128).train()
+    detector([torch.rand(3, 64, 64)], targets()[:1]).loss.backward()
     assert [n for n, p in detector.named_parameters() if p.grad is None] == []
 
 
@@ -177,6 +231,8 @@ def test_anchors_lie_at_true_strides() -> None:
     assert torch.equal(first, second)
     assert first.shape == ((25 + 9) * 2, 4)
     assert first[0].tolist() == [-8, -8, 8, 8]
+    wide = Anchors([4], [8], (0.5,))(Images(), [torch.zeros(2, 1, 1, 1)])[0]  # 32² pixels, not rounded
+    assert wide[0].tolist() == pytest.approx([-(512**0.5), -(128**0.5), 512**0.5, 128**0.5])
     assert first[1].tolist() == [-16, -16, 16, 16]
     assert first[2].tolist() == [0, -8, 16, 8]  # one cell to the right
     assert first[-2].tolist() == [32 - 16, 32 - 16, 32 + 16, 32 + 16]
@@ -194,10 +250,10 @@ def test_pooling_does_not_depend_on_what_was_seen_first() -> None:
 
 def test_backbones_and_channels_that_do_not_fit() -> None:
     with pytest.raises(UserError, match="MobileNetV2 has no maps"):
-        build_detector("fcos", backbones.build("mobilenet_v2"), 3, HEAD, 64, 128)
+        build_detector("fcos", backbones.build("mobilenet_v2"), 3, HEAD)
     odd = HeadConfig(fpn_channels=48, tower_norm="group")
     with pytest.raises(UserError, match="multiple of 32"):
-        build_detector("retinanet", backbones.build("resnet18", "small", 0.125), 3, odd, 64, 128)
+        build_detector("retinanet", backbones.build("resnet18", "small", 0.125), 3, odd)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +293,7 @@ def test_maps_of_timms_networks(name: str, options: tuple[str, ...], strides: tu
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("timm/shvit_s1", "mask_rcnn needs 4 maps, but the backbone has 3"),
+        ("timm/shvit_s1", "The backbone has 3 maps, but this detector needs 4"),
         ("timm/vit_tiny_patch16_224", "VisionTransformer does not take images of every size"),
         ("mnasnet0_5", "MNASNet has no maps"),
     ],
@@ -246,13 +302,13 @@ def test_networks_without_maps_are_refused(name: str, message: str) -> None:
     with torch.device("meta"):
         encoder = backbones.create(name)
     with pytest.raises(UserError, match=message):
-        build_detector("mask_rcnn", encoder, 3, HEAD, 64, 128)
+        build_detector("mask_rcnn", encoder, 3, HEAD)
 
 
 def test_a_detector_on_a_plain_vit_trains() -> None:
     torch.manual_seed(0)
     encoder = backbones.build("timm/test_vit", options=("patch_size=8", "depth=2"))
-    detector = Detector(build_detector("mask_rcnn", encoder, 3, HEAD, 64, 128), two_stage=True).train()
+    detector = Detector(build_detector("mask_rcnn", encoder, 3, HEAD), two_stage=True).train()
     output = detector([torch.rand(3, 64, 64), torch.rand(3, 60, 50)], targets())  # type: ignore[arg-type]
     output.loss.backward()
     assert [n for n, p in detector.named_parameters() if p.requires_grad and p.grad is None] == []

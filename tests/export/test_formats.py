@@ -1,10 +1,13 @@
 """What is exported is loaded by the very lines that were printed, and gives the encoder's features."""
 
+import ast
 import json
 import os
-import pickle
+import pickletools
 import re
+import runpy
 import subprocess
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +23,7 @@ from momentum2 import backbones
 from momentum2._torchvision import torchvision
 from momentum2.errors import UserError
 from momentum2.export import FORMATS, export
+from momentum2.export.detectron2 import renamed
 from momentum2.runs.encoder import EncoderCard, LoadedEncoder, load_encoder, save_encoder
 from momentum2.weights import Architecture
 
@@ -226,8 +230,7 @@ def test_detectron2_has_exactly_its_names(
 ):
     source = saved(tmp_path, name)
     export(source, "detectron2", tmp_path / "out")
-    with (tmp_path / "out" / "model.pkl").open("rb") as file:
-        content = pickle.load(file)
+    content = torch.load(tmp_path / "out" / "model.pth", weights_only=True)
     assert content.keys() == {"model", "__author__", "matching_heuristics"}
     assert content["matching_heuristics"] is True
     state = load_encoder(source).encoder.state_dict()
@@ -235,8 +238,7 @@ def test_detectron2_has_exactly_its_names(
     assert content["model"].keys() == names.keys()
     assert set(names.values()) == {k for k in state if not k.endswith("num_batches_tracked")}
     for theirs, ours in names.items():
-        assert isinstance(content["model"][theirs], np.ndarray)
-        assert np.array_equal(content["model"][theirs], state[ours].numpy()), theirs
+        assert torch.equal(content["model"][theirs], state[ours]), theirs
     settings = yaml.safe_load((tmp_path / "out" / "detectron2.yaml").read_text())
     assert settings["MODEL"]["PIXEL_MEAN"] == [123.675, 116.28, 103.53]
     assert settings["MODEL"]["PIXEL_STD"] == [58.395, 57.12, 57.375]
@@ -248,7 +250,100 @@ def test_detectron2_has_exactly_its_names(
         "STEM_OUT_CHANNELS": 64,
         "RES2_OUT_CHANNELS": 256 if convolutions == 3 else 64,
         "STRIDE_IN_1X1": False,
+        "NORM": "SyncBN",
     }
+    assert settings["MODEL"]["FPN"]["NORM"] == "SyncBN"
+    assert settings["MODEL"]["BACKBONE"]["FREEZE_AT"] == 0
+
+
+def test_detectron2_gets_weights_without_numpy(tmp_path: Path):
+    """A pickle of arrays would name modules of this NumPy, which another cannot find."""
+    export(saved(tmp_path, "resnet18"), "detectron2", tmp_path / "out")
+    with zipfile.ZipFile(tmp_path / "out" / "model.pth") as archive:
+        (pickled,) = [name for name in archive.namelist() if name.endswith("data.pkl")]
+        named = {str(argument) for code, argument, _ in pickletools.genops(archive.read(pickled)) if argument}
+    assert any("torch" in word for word in named)
+    assert not [word for word in named if "numpy" in word]
+
+
+#: Steps and milestones of each config, in the paper's and MoCo's schedules.
+DETECTRON2 = {
+    "mask_rcnn_1x": (90_000, [60_000, 80_000]),
+    "mask_rcnn_2x": (180_000, [120_000, 160_000]),
+    "cascade_rcnn_1x": (90_000, [60_000, 80_000]),
+    "cascade_rcnn_2x": (180_000, [120_000, 160_000]),
+    "retinanet_1x": (90_000, [60_000, 80_000]),
+    "retinanet_2x": (180_000, [120_000, 160_000]),
+    "lvis": (90_000, [60_000, 80_000]),
+    "voc_c4_24k": (24_000, [18_000, 22_000]),
+    "fcos_1x": (90_000, None),
+    "fcos_2x": (180_000, None),
+}
+
+
+def test_detectron2_has_a_config_for_each_table(tmp_path: Path):
+    export(saved(tmp_path, "resnet50", perturbed=False), "detectron2", tmp_path / "out")
+    files = {path.stem: yaml.safe_load(path.read_text()) for path in (tmp_path / "out" / "configs").iterdir()}
+    assert files.keys() == DETECTRON2.keys()
+    for name, (steps, milestones) in DETECTRON2.items():
+        found = files[name]
+        assert found.pop("BASE").endswith((".yaml", ".py"))
+        if milestones is None:
+            (words,) = found.values()
+            values = dict(word.split("=", 1) for word in words)
+            assert values["train.max_iter"] == str(steps)
+            assert float(values["lr_multiplier.warmup_length"]) * steps == pytest.approx(1000)
+            assert values["model.backbone.bottom_up.freeze_at"] == "0"
+            assert [v for k, v in values.items() if k.endswith("norm")] == ["SyncBN"] * 3
+            assert values["dataloader.train.mapper.augmentations.0.short_edge_length"] == "[800]"
+            continue
+        assert (found["SOLVER"]["MAX_ITER"], found["SOLVER"]["STEPS"]) == (steps, milestones)
+        assert found["MODEL"]["BACKBONE"]["FREEZE_AT"] == 0
+        assert found["MODEL"]["RESNETS"]["NORM"] == found["MODEL"]["FPN"]["NORM"] == "SyncBN"
+        assert found["INPUT"]["FORMAT"] == "RGB"
+        assert ("PRECISE_BN" in found.get("TEST", {})) == (name == "voc_c4_24k")
+    program = ast.parse((tmp_path / "out" / "train.py").read_text())
+    assert "Res5ROIHeadsExtraNorm" in {n.name for n in program.body if isinstance(n, ast.ClassDef)}
+    assert files["voc_c4_24k"]["MODEL"]["ROI_HEADS"]["NAME"] == "Res5ROIHeadsExtraNorm"
+
+
+def test_detectron2_trains_every_table_with_nothing_frozen(tmp_path: Path):
+    """Builds each model by train.py, loads the weights and takes a step on a made-up image, where detectron2 is."""
+    pytest.importorskip("detectron2")
+    from detectron2.checkpoint import DetectionCheckpointer
+    from detectron2.config import instantiate
+    from detectron2.modeling import build_model
+    from detectron2.structures import BitMasks, Boxes, Instances
+    from detectron2.utils.events import EventStorage
+
+    source = saved(tmp_path, "resnet50")
+    export(source, "detectron2", tmp_path / "out")
+    train = runpy.run_path(str(tmp_path / "out" / "train.py"))
+    state = load_encoder(source).encoder.state_dict()
+    shown = Instances((64, 64))
+    shown.gt_boxes, shown.gt_classes = Boxes(torch.tensor([[8.0, 8, 40, 50]])), torch.tensor([1])
+    shown.gt_masks = BitMasks(torch.ones(1, 64, 64, dtype=torch.bool))
+    for name in DETECTRON2:
+        cfg = train["load"](str(tmp_path / "out" / "configs" / f"{name}.yaml"))
+        if name.startswith("fcos"):
+            model, weights = instantiate(cfg.model), cfg.train.init_checkpoint
+        else:
+            cfg.MODEL.DEVICE = "cpu"
+            model, weights = build_model(cfg), cfg.MODEL.WEIGHTS
+        DetectionCheckpointer(model).load(weights)
+        c4 = name == "voc_c4_24k"
+        bottom = model.backbone if c4 else model.backbone.bottom_up
+        assert torch.equal(bottom.stem.conv1.weight, state["conv1.weight"])
+        last = model.roi_heads.res5[2] if c4 else bottom.res5[2]
+        assert torch.equal(last.conv3.weight, state["layer4.2.conv3.weight"])
+        norms = [m for m in model.backbone.modules() if hasattr(m, "running_mean")]
+        assert {type(m) for m in norms} == {torch.nn.SyncBatchNorm}
+        image = torch.randint(0, 256, (3, 64, 64), dtype=torch.uint8)
+        with EventStorage():
+            losses = model.train()([{"image": image, "instances": shown, "height": 64, "width": 64}])
+        sum(losses.values()).backward()
+        assert all(p.grad is not None for p in bottom.parameters()), name
+        assert all(p.requires_grad for p in model.parameters())
 
 
 def test_detectron2_takes_the_printed_lines(run: Path, tmp_path: Path):
@@ -258,8 +353,9 @@ def test_detectron2_takes_the_printed_lines(run: Path, tmp_path: Path):
 
     cfg = loaded_by(export(run, "detectron2", tmp_path / "out"))["cfg"]
     backbone = build_backbone(cfg).bottom_up
-    found = DetectionCheckpointer(backbone).load(cfg.MODEL.WEIGHTS)
-    assert not found
+    DetectionCheckpointer(backbone).load(cfg.MODEL.WEIGHTS)
+    for name, tensor in renamed(load_encoder(run).encoder.state_dict()).items():
+        assert torch.equal(backbone.state_dict()[name], tensor), name
 
 
 @pytest.mark.parametrize(
@@ -297,8 +393,7 @@ def test_vgg_is_refused_by_torchvision(tmp_path: Path):
 def test_bottlenecks_of_any_width_go_to_detectron2(tmp_path: Path):
     export(saved(tmp_path, "resnet50", width=0.25, perturbed=False), "detectron2", tmp_path / "out")
     settings = yaml.safe_load((tmp_path / "out" / "detectron2.yaml").read_text())["MODEL"]["RESNETS"]
-    with (tmp_path / "out" / "model.pkl").open("rb") as file:
-        arrays = pickle.load(file)["model"]
+    arrays = torch.load(tmp_path / "out" / "model.pth", weights_only=True)["model"]
     assert len(arrays["stem.conv1.weight"]) == settings["STEM_OUT_CHANNELS"] == 16
     assert len(arrays["res2.0.conv2.weight"]) == settings["WIDTH_PER_GROUP"] == 16
     assert len(arrays["res2.0.conv3.weight"]) == settings["RES2_OUT_CHANNELS"] == 64

@@ -154,7 +154,7 @@ def test_the_center_moves_once_a_step_by_the_mean_of_all_outputs(norm: str):
         for i in range(2):
             x = views(3, seed=10 * k + i)
             rows += [*teacher.network(x[0]), *teacher.network(x[1])]
-            method(x, None)
+            method.keep(method(x, None))
             assert torch.equal(method.center, center)  # only after the step
         method.after_step(k)
         assert len(rows) == 2 * 2 * 4
@@ -171,7 +171,7 @@ def test_the_center_does_not_depend_on_the_number_of_micro_batches():
         method = make(teacher_norm="ema")
         method.before_step(0)
         for parts in zip(*(v.chunk(count) for v in views(n=8)), strict=True):
-            method(list(parts), None)
+            method.keep(method(list(parts), None))
         method.after_step(0)
         centers.append(method.center)
     for center in centers[1:]:
@@ -199,7 +199,9 @@ def test_the_last_layer_waits():
     for k in range(5):
         before, other = w.detach().clone(), mlp.detach().clone()
         method.before_step(k)
-        method(views(seed=k), None).loss.backward()
+        output = method(views(seed=k), None)
+        output.loss.backward()
+        method.keep(output)
         optimizer.step()
         optimizer.zero_grad()
         method.after_step(k)

@@ -1,11 +1,13 @@
 """`watch`: a real server in a process of its own."""
 
+import importlib
 import json
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -98,6 +100,27 @@ def test_mistakes_are_sentences(server: tuple[str, Path], tmp_path: Path):
         watch(training, 70_000)
     with pytest.raises(UserError, match=r"has no config\.yaml"):
         watch(tmp_path, 0)
+
+
+def test_silent_visitors_are_few_and_sent_away(training: Path, monkeypatch: pytest.MonkeyPatch):
+    module = importlib.import_module("momentum2.report.watch")
+    monkeypatch.setattr(module._Handler, "timeout", 0.5)
+    before = threading.active_count()
+    with module.make_server(training, 0) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        visitors = []
+        for _ in range(module.AT_A_TIME + 20):
+            visitors.append(socket.create_connection(("127.0.0.1", server.server_port), timeout=600))
+            visitors[-1].sendall(b"GET / HTTP/1.0\r\nHost: ")  # and nothing more
+        assert threading.active_count() <= before + 1 + module.AT_A_TIME
+        assert [visitor.recv(100) for visitor in visitors] == [b""] * len(visitors)  # closed, sooner or later
+        address = f"http://127.0.0.1:{server.server_port}/live.json"
+        assert get(address)[0] == 200
+        server.shutdown()
+        serving.join()
+        for visitor in visitors:
+            visitor.close()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -93,7 +94,7 @@ def test_a_command_that_fails_is_named(tmp_path: Path, capsys):
     words = ["reproduce", "alpha", "--scale", "cifar", "--rows", "alpha-cosine", "--seeds", "0"]
     assert main([*words, "--data", str(tmp_path / "empty"), "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("momentum2: momentum2 pretrain cifar10-cpu")
+    assert error.startswith("momentum2: momentum2 pretrain cifar10-cpu-paper")
     assert "The log is" in error
     assert error.count("\n") == 1
 
@@ -178,6 +179,30 @@ def test_dry_run_prints_commands_and_makes_nothing(tmp_path: Path, capsys):
     assert all(" pretrain moco-v2-8gpu " in line for line in on_a_machine)
     assert all(line.startswith("torchrun --nproc-per-node 8 -m momentum2 evaluate ") for line in evaluation)
     assert "--protocol byol --network student" in evaluation[0]
+    assert not out.exists()
+
+
+def test_detectors_at_the_papers_scale_come_with_their_commands_on_detectron2(tmp_path: Path, capsys):
+    out = tmp_path / "out"
+    for table, rows in (("coco", 8 * 5), ("lvis", 4)):
+        assert main(["reproduce", table, "--scale", "paper", "--dry-run", "--out", str(out)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        ours = [line for line in lines if " detect " in line]
+        theirs = [shlex.split(line.removeprefix("# ")) for line in lines if "train.py" in line]
+        exports = [shlex.split(line.removeprefix("# ")) for line in lines if " export " in line]
+        assert len(ours) == len(theirs) == rows
+        assert all(line.startswith("# ") for line in lines if "train.py" in line or " export " in line)
+        # Each is exported before it is trained, once for each run and network; random weights are no file.
+        assert len({words[-1] for words in exports}) == len(exports)
+        assert {Path(words[1]).parent for words in theirs} == {Path(words[-1]) for words in exports}
+        assert sum(
+            words[-2:] == ["MODEL.WEIGHTS", ""] or words[-1] == "train.init_checkpoint=" for words in theirs
+        ) == (rows // 4 if table == "lvis" else rows // 5)
+        names = {Path(words[words.index("--config-file") + 1]).stem for words in theirs}
+        models = ("mask_rcnn", "cascade_rcnn", "retinanet", "fcos")
+        assert names == ({"lvis"} if table == "lvis" else {f"{m}_{n}x" for m in models for n in (1, 2)})
+        if table == "lvis":
+            assert all("--schedule 1x" in line for line in ours)  # 90,000 steps
     assert not out.exists()
 
 

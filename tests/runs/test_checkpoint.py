@@ -8,15 +8,19 @@ import os
 import pickle
 import resource
 import subprocess
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from momentum2.errors import UserError
 from momentum2.norms import convert_norms
-from momentum2.runs.checkpoint import Checkpoint, Checkpoints, collect, restore
+from momentum2.runs.checkpoint import Checkpoint, Checkpoints, collect, parse_tensors, read_files, restore
+from momentum2.weights import safetensors_parts
 
 FILES = ("state.json", "shared.safetensors", "devices.safetensors", "manifest.json")
 
@@ -323,3 +327,67 @@ def test_restore_says_what_does_not_match():
     convert_norms(network, "momentum", devices=3)
     with pytest.raises(UserError, match=r"body\.1 has no histories of 3 devices"):
         restore(network, optimizer, Checkpoint(7, shared, devices, {}))
+
+
+def test_what_is_being_written_is_the_state_that_was_handed_over(tmp_path: Path):
+    """On a CPU the next step changes the very tensors; and a new checkpoint waits for the one before."""
+    go = threading.Event()
+    checkpoints, weight = Checkpoints(tmp_path, 2, "hash"), torch.ones(3)
+    write = checkpoints._write
+
+    def late(*args: Any) -> None:
+        assert go.wait(600)
+        write(*args)
+
+    checkpoints._write = late  # type: ignore[method-assign]
+    checkpoints.begin(1, {"method/w": weight}, {"method/n": weight[None]}, {})
+    weight.fill_(2)
+    assert not list(tmp_path.iterdir())
+    go.set()
+    checkpoints.begin(2, {"method/w": weight}, {"method/n": weight[None]}, {})
+    weight.fill_(3)
+    assert checkpoints.steps() == [1, 2]  # it waits too
+    checkpoints.finish()
+    for step in (1, 2):
+        files = read_files(checkpoints.path(step))
+        assert [t.tolist() for part in parse_tensors(files) for t in part.values()] == [
+            [step] * 3,
+            [[step] * 3],
+        ]
+
+
+def test_a_disk_that_fills_while_the_run_goes_on_is_told_at_the_next_checkpoint(tmp_path: Path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path, 2, "hash")
+    checkpoints.save(1, {"method/w": torch.ones(3)}, {}, {})
+
+    def full(path: Path, parts: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("momentum2.runs.checkpoint.write_parts", full)
+    checkpoints.begin(2, {"method/w": torch.ones(3)}, {}, {})
+    with pytest.raises(
+        UserError, match=r"step 2 cannot be written .*No space.* The checkpoint at step 1 is intact"
+    ):
+        checkpoints.begin(3, {"method/w": torch.ones(3)}, {}, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    checkpoints.finish()  # told once
+
+
+def test_tensors_are_written_as_safetensors_reads_them():
+    kinds = [
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+    ]
+    tensors = {str(kind): torch.arange(6).view(2, 3).to(kind) for kind in kinds}
+    tensors |= {"number": torch.tensor(2.5), "empty": torch.zeros(0, 4), "turned": torch.rand(3, 2).T}
+    tensors["ä"] = torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    found = safetensors.torch.load(b"".join(bytes(part) for part in safetensors_parts(tensors)))
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)

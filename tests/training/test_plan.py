@@ -1,14 +1,18 @@
 """Resolved numbers of the recipes against the paper's, and refusals in one sentence."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, TrainConfig
 from momentum2.errors import UserError
 from momentum2.methods import BYOL
 from momentum2.recipes import RECIPES, find
 from momentum2.runs.encoder import inspect
+from momentum2.training.estimate import planned
 from momentum2.training.plan import describe, per_device, resolve
 
 IMAGENET, STL10 = 1_281_167, 105_000
@@ -111,3 +115,20 @@ def test_devices_that_processes_cannot_share_are_refused_where_they_matter():
         resolve(Config(train=TrainConfig(batch_size=96, devices=4)), 10_000, world=3)
     synced = MethodConfig("byol", "synced", "synced")
     assert resolve(Config(method=synced, train=TrainConfig(batch_size=96, devices=4)), 10_000, world=3)
+
+
+def test_a_plan_says_what_the_cores_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for i in range(8):
+        Image.new("RGB", (40, 40), (30 * i, 0, 0)).save(tmp_path / f"{i}.png")
+    data = DataConfig("folder", str(tmp_path), image_size=32, workers=3)
+    model = ModelConfig("resnet18", "small", 0.125, projector_hidden=8, projector_out=4)
+    config = Config(model=model, data=data, train=TrainConfig(batch_size=4, devices=1, device="cpu"))
+    said = dict(planned(config, None, 1, probe=False))["feeding"]
+    one, three = re.match(
+        r"a core prepares about (\d+) images/s \(measured on 8\), 3 workers give about (\d+)$", said
+    ).groups()
+    assert int(three) == pytest.approx(3 * int(one), abs=2)
+    monkeypatch.setattr("momentum2.training.estimate.step_seconds", lambda *_: 1e-6)
+    assert dict(planned(config, None, 1, probe=True))["feeding"].endswith(
+        ", a step asks for 4000000: raise data.workers, or set data.cache to on"
+    )

@@ -53,7 +53,7 @@ def test_a_killed_run_ends_as_if_left_alone(options: list[str], warm_python: str
 
 
 STOPPED = """
-import argparse, os, signal, sys
+import argparse, os, signal, sys, time
 from pathlib import Path
 import soak
 from momentum2.methods.method import Method
@@ -107,6 +107,8 @@ BY_A_FULL_DISK = (
     STOPPED
     + """
 def fill():
+    while saved(out) != [4]:  # a thread writes it
+        time.sleep(0.01)
     with open(here / "rubbish", "wb") as file:
         try:
             while True:
@@ -180,11 +182,12 @@ THREADS = """
 import os, sys
 from pathlib import Path
 import torch
+import momentum2.training.by_view as by_view
 import momentum2.training.loop as train
 from momentum2.cli import main
 
 out, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-train.cpu_threads = lambda: 2 - rank  # what each process would choose by its own look
+by_view.cpu_threads = lambda: 2 - rank  # what each process would choose by its own look
 make_stepper, used = train.Stepper, []
 train.Stepper = lambda *rest: (used.append(torch.get_num_threads()), make_stepper(*rest))[1]
 size = ["--train.steps=1", "--train.batch_size=8", "--model.width=0.125", "--model.projector_hidden=32"]
@@ -219,13 +222,13 @@ def test_a_resumed_run_keeps_what_auto_came_to(tmp_path: Path, monkeypatch, cach
         ),
     )
     memory = {True: 1 << 40, False: 1}
-    monkeypatch.setattr(cache, "_memory", lambda: memory[cached_at_first])
+    monkeypatch.setattr(cache, "memory", lambda: memory[cached_at_first])
     assert pretrain(config, tmp_path / "run").finished
     encoder = tmp_path / "run" / "encoder.safetensors"
     whole = encoder.read_bytes()
     encoder.unlink()
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000004")
-    monkeypatch.setattr(cache, "_memory", lambda: memory[not cached_at_first])
+    monkeypatch.setattr(cache, "memory", lambda: memory[not cached_at_first])
     assert pretrain(config, tmp_path / "run").finished
     assert encoder.read_bytes() == whole
 
