@@ -78,7 +78,9 @@ def build(
         channels: Of the images.
         options: Arguments of the network's constructor, each `NAME=VALUE`.
     """
-    network = _create(Architecture(name, stem, width, tuple(options), channels), zero_init_residual, stem_init)
+    network = _create(
+        Architecture(name, stem, width, tuple(options), channels), zero_init_residual, stem_init
+    )
     encoder = cast(Encoder, network)
     encoder.feature_dim = _known_width(network) or _some_width(network, name, channels)
     return encoder
@@ -248,9 +250,7 @@ def _create(
     def make() -> nn.Module:
         if theirs:
             return timm_networks.create(plain, channels, given)
-        return torchvision_networks.create(
-            plain, stem, width, zero_init_residual, stem_init, channels, given
-        )
+        return torchvision_networks.create(plain, stem, width, zero_init_residual, stem_init, channels, given)
 
     if theirs and (stem, width, zero_init_residual, stem_init) != ("imagenet", 1.0, False, "random"):
         raise UserError(

@@ -8,6 +8,7 @@ import re
 import runpy
 import subprocess
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +126,7 @@ def saved(
     if perturbed:
         encoder(torch.randn(4, channels, 64, 64))
     card = EncoderCard.of_foreign(architecture, encoder.feature_dim, 64)
+    card = replace(card, mean=card.mean[:channels], std=card.std[:channels])
     file = folder / f"{name.replace('/', '-')}.safetensors"
     save_encoder(file, encoder, card)
     return file
