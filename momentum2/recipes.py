@@ -23,7 +23,6 @@ from momentum2.config import (
 from momentum2.data import open_dataset
 from momentum2.data.opening import typical_size
 from momentum2.errors import SettingError, UserError, hint
-from momentum2.machine import allowed_cores
 from momentum2.settings import override, understood
 from momentum2.training.device import choose_device
 
@@ -543,18 +542,17 @@ def _fit_to_folder(config: Config, given: frozenset[str]) -> Config:
         epochs = config.train.epochs
     if config.train.steps:
         epochs = max(1, config.train.steps * batch // n)
-    if "model.backbone" in given:  # with whatever else was said of it
-        model = config.model
+    if "model.backbone" in given:  # as it is, but for what else was said of it
+        model = replace(
+            config.model, stem="imagenet", width=1.0, zero_init_residual=False, stem_init="random"
+        )
     elif not gpu:
         model = small.model
     elif size > 128 and n >= 50_000:
         model = replace(config.model, backbone="resnet50", projector_hidden=4096)
     else:
         model = replace(config.model, stem="cifar" if size <= 32 else "small" if size <= 64 else "imagenet")
-    workers = config.data.workers
-    if gpu and "data.workers" not in given:
-        workers = min(8, allowed_cores() - 1)
-    evaluation = replace(config.data, image_size=size, workers=workers)
+    evaluation = replace(config.data, image_size=size)
     if dataset.labels is None:
         evaluation = replace(evaluation, name="none")
     elif not (Path(config.data.root or "") / config.data.test_split).is_dir():
@@ -562,7 +560,7 @@ def _fit_to_folder(config: Config, given: frozenset[str]) -> Config:
     return replace(
         config,
         model=model,
-        data=replace(config.data, image_size=size, workers=workers),
+        data=replace(config.data, image_size=size),
         eval_data=evaluation,
         train=replace(config.train, batch_size=batch, epochs=epochs, checkpoint_every=1000 if gpu else 250),
         # The rate is given for 256 images and goes with the batch; Muon's should go with its square root.
