@@ -45,7 +45,7 @@ def names() -> list[str]:
 def layer_groups(network: nn.Module, decay: float) -> list[dict[str, Any]]:
     """Its groups of `params` with their `lr_scale`: 1 for the last layer, `decay` times as much for each before."""
     timm()
-    from timm.optim import param_groups_layer_decay
+    from timm.optim._param_groups import param_groups_layer_decay
 
     return list(param_groups_layer_decay(network, layer_decay=decay))
 
