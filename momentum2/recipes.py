@@ -78,7 +78,8 @@ def quickstart() -> Recipe:
         ),
         summary=f"A Momentum² teacher on the embedded shapes: minutes on a laptop; not as in the paper: {_DEPARTS}",
         command="momentum2 pretrain quickstart --out runs/quickstart",
-        expect="not measured",
+        expect="measured: kNN 84.5% (untrained 24.8%, raw pixels 40.5%, whitened patches 59.5%), seed 0, 9 minutes of "
+        "CPU time with one thread of a busy core",
     )
 
 
