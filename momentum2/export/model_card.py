@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from momentum2.backbones import TIMM
 from momentum2.files import read_text
 from momentum2.runs.encoder import EncoderCard
 from momentum2.runs.metrics import read_metrics
@@ -15,6 +16,8 @@ from momentum2.settings import config_from_file
 
 #: Settings that say where things lie on somebody's machine.
 _PRIVATE = ("root", "cache_dir", "weights", "device")
+#: How a folder gets to the Hub: by its own command, which asks for its own credentials.
+UPLOAD = "hf upload ORGANIZATION/NAME FOLDER"
 #: Metrics of the training that say something about the weights.
 _TOLD = {"loss": "training loss", "knn_top1": "online kNN, top-1 (%)"}
 
@@ -24,14 +27,23 @@ def run_of(source: Path) -> Path | None:
     return next((p for p in (source, *source.parents[:2]) if (p / CONFIG).is_file()), None)
 
 
-def model_card(card: EncoderCard, source: Path, lines: str, license: str, recalibrated: str | None) -> str:
+def model_card(
+    card: EncoderCard,
+    source: Path,
+    lines: str,
+    license: str,
+    recalibrated: str | None,
+    loaded_by_timm: bool = False,
+) -> str:
     """The text of MODEL_CARD.md, with the front matter that the Hugging Face Hub reads."""
     run = run_of(source)
+    library = "library_name: timm\n" if loaded_by_timm else ""
     parts = [
-        f"---\nlicense: {license}\nlibrary_name: timm\npipeline_tag: image-feature-extraction\n---",
+        f"---\nlicense: {license}\n{library}pipeline_tag: image-feature-extraction\n---",
         f"# {card.backbone}, pretrained by momentum2",
         _table(_facts(card, run, license, recalibrated)),
         f"## Loading\n\n```python\n{lines}```",
+        *([f"## Sharing\n\n```text\n{UPLOAD}\n```"] if loaded_by_timm else []),
         f"## Numbers\n\n{_table(numbers) if (numbers := _numbers(run)) else 'None were measured.'}",
     ]
     if run:
@@ -50,7 +62,7 @@ def _facts(card: EncoderCard, run: Path | None, license: str, recalibrated: str 
     kind = {1: "gray", 3: "RGB"}.get(card.channels, f"{card.channels} channels")
     window = f", values of more than 8 bits by the window {list(card.window)}" if card.window else ""
     facts = {
-        "network": f"{card.backbone}, stem {card.stem}, width {card.width:g}, without classifier",
+        "network": f"{_shape(card)}, without classifier",
         "output": f"{card.feature_dim} pooled features",
         "input": f"{kind}, {card.image_size} × {card.image_size}{window}: shorter side to {side} "
         f"({card.interpolation}, antialiased), center, scaled to [0, 1], minus {list(card.mean)}, "
@@ -58,9 +70,21 @@ def _facts(card: EncoderCard, run: Path | None, license: str, recalibrated: str 
         "origin": origin,
         "training data": data or card.data or "unknown",
         "license": license,
+        **({"started from": _start(card.start)} if card.start else {}),
         "written by": f"momentum2 {card.version}",
     }
     return facts | ({"batch norm": f"statistics measured again on {recalibrated}"} if recalibrated else {})
+
+
+def _shape(card: EncoderCard) -> str:
+    if card.backbone.startswith(TIMM):
+        return ", ".join([card.backbone, *card.options])
+    return ", ".join([card.backbone, f"stem {card.stem}", f"width {card.width:g}", *card.options])
+
+
+def _start(start: dict[str, str]) -> str:
+    terms = f", license {start['license']}" if "license" in start else ""
+    return f"{start['name']}{terms}, SHA-256 {start['sha256']}"
 
 
 def _numbers(run: Path | None) -> dict[str, str]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from momentum2 import __version__, backbones
 from momentum2.augment import Normalization, ViewSpec, view_specs
-from momentum2.config import OWN, Config, DataConfig, Network, Stem, ViewsConfig
+from momentum2.config import OWN, Config, DataConfig, ModelConfig, Network, Stem, ViewsConfig
 from momentum2.data.images import Reading
 from momentum2.data.looking import reading_of
 from momentum2.errors import SettingError, UserError
@@ -46,6 +46,7 @@ _CARD, _CARD_SHA256 = (
     "card_sha256",
 )  # keys of the file's metadata; files of version 0.1 lack the last
 LARGEST_IMAGE = 16_384  # pixels of a side
+MOST_CHANNELS = 1_000
 #: Where the methods of version 0.1 kept their encoders; later checkpoints say it themselves.
 _OLD_PLACES: tuple[tuple[Network, str], ...] = (
     ("teacher", "teacher.network.encoder"),
@@ -60,8 +61,9 @@ class EncoderCard:
     """What an encoder is, what it wants to see and where it comes from.
 
     `crop` is the side of the central square that is shown to it, as a share of an image's shorter side.
-    `network`, `method`, `step` and `data` are None where they are unknown, as in files from elsewhere. `window` is what
-    images of more than 8 bits were read with.
+    `options` are arguments of the network's constructor. `start` names the weights that its training began with, if
+    they were not random, with their SHA-256 and license. `network`, `method`, `step` and `data` are None where they are
+    unknown, as in files from elsewhere. `window` is what images of more than 8 bits were read with.
     """
 
     backbone: str
@@ -72,6 +74,9 @@ class EncoderCard:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     crop: float
+    options: tuple[str, ...] = ()
+    channels: int = 3
+    start: dict[str, str] | None = None
     interpolation: Literal["bilinear"] = "bilinear"
     network: Network | None = None
     method: str | None = None
@@ -81,12 +86,19 @@ class EncoderCard:
     window: tuple[float, ...] | None = None
 
     @classmethod
-    def of_run(cls, config: Config, feature_dim: int, network: Network, step: int) -> Self:
-        """The card of an encoder that was trained with `config` for `step` steps."""
-        model, data = config.model, config.data
-        architecture = Architecture(model.backbone, model.stem, model.width)
+    def of_run(
+        cls,
+        config: Config,
+        feature_dim: int,
+        network: Network,
+        step: int,
+        start: Mapping[str, str] | None = None,
+    ) -> Self:
+        """The card of an encoder that was trained with `config` for `step` steps from `start`."""
+        data = config.data
         return replace(
-            cls.of_foreign(architecture, feature_dim, data.image_size, Normalization.of(data)),
+            cls.of_foreign(architecture_of(config), feature_dim, data.image_size, Normalization.of(data)),
+            start=None if start is None else dict(start),
             network=network,
             method=config.method.name,
             step=step,
@@ -105,20 +117,18 @@ class EncoderCard:
         """The card of an encoder of which only the architecture is known."""
         view = view_specs(ViewsConfig(recipe="evaluation"), image_size, normalization)[0]
         assert view.center is not None
-        return cls(*architecture, feature_dim, image_size, view.mean, view.std, view.center)
+        name, stem, width, options, channels = architecture
+        means = view.mean, view.std
+        return cls(name, stem, width, feature_dim, image_size, *means, view.center, options, channels)
 
     @property
     def architecture(self) -> Architecture:
-        return Architecture(self.backbone, self.stem, self.width)
+        return Architecture(self.backbone, self.stem, self.width, self.options, self.channels)
 
     @property
     def view(self) -> ViewSpec:
         """What is done to an image before the encoder sees it."""
         return ViewSpec(self.image_size, center=self.crop, flip_p=0.0, mean=self.mean, std=self.std)
-
-    @property
-    def channels(self) -> int:
-        return len(self.mean)
 
     @property
     def reading(self) -> Reading:
@@ -145,21 +155,24 @@ class EncoderCard:
         if not isinstance(values, dict):
             raise ValueError("the card is not a table")
         kinds = {"backbone": str, "stem": str, "feature_dim": int, "image_size": int}
-        numbers = [
-            values["width"],
-            values["crop"],
-            *values["mean"],
-            *values["std"],
-            *(values.get("window") or ()),
-        ]
-        if any(type(values[name]) is not kind for name, kind in kinds.items()) or not all(
-            isinstance(number, int | float) and math.isfinite(number) for number in numbers
+        window = values.get("window") or ()
+        numbers = [values["width"], values["crop"], *values["mean"], *values["std"], *window]
+        options, channels, start = values.get("options", []), values.get("channels", 3), values.get("start")
+        start = {} if start is None else start
+        if (
+            not isinstance(options, list)
+            or not isinstance(start, dict)
+            or not all(isinstance(text, str) for text in (*options, *start.values()))
+            or any(type(values[name]) is not kind for name, kind in kinds.items())
+            or not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
+            or type(channels) is not int
         ):
             raise ValueError("the card has values of other kinds")
         if (
             not 0 < values["width"] <= 100
             or not 0 < values["image_size"] <= LARGEST_IMAGE
             or not 0 < values["crop"] <= 1
+            or not 0 < channels <= MOST_CHANNELS
             or len(values["mean"]) != len(values["std"])
             or min(values["std"]) <= 0
             or len(values.get("window") or (0, 1)) not in (2, 2 * len(values["mean"]))
@@ -169,10 +182,32 @@ class EncoderCard:
         return cls(**values | lists)
 
 
+def inspect(config: Config, given: nn.Module | None = None) -> backbones.Facts:
+    """What the encoder of a run is, or one sentence why it cannot be; `given` where Python gave one."""
+    model, channels = config.model, config.data.channels
+    sizes = tuple(dict.fromkeys(spec.size for spec in view_specs(config.views, config.data.image_size)))
+    if given is not None:
+        return backbones.inspect_given(given, sizes, channels, OWN)
+    options = tuple(model.options or ())
+    return backbones.inspect(Architecture(model.backbone, model.stem, model.width, options, channels), sizes)
+
+
+def architecture_of(config: Config) -> Architecture:
+    """What the encoder of a run is built with."""
+    if config.model.backbone == OWN:
+        return Architecture(OWN, config.model.stem, config.model.width, (), config.data.channels)
+    return inspect(config).architecture
+
+
+def resolved_model(config: Config) -> ModelConfig:
+    """The model of a run with all that it is built with."""
+    return replace(config.model, options=list(architecture_of(config).options) or None)
+
+
 class LoadedEncoder(nn.Module):
     """An encoder in evaluation mode: (n, channels, S, S), as `preprocess` makes them, to (n, feature_dim) features.
 
-    `encoder` is the network itself, whose state dict has torchvision's names without the classifier.
+    `encoder` is the network itself, whose state dict has the names of torchvision or timm without the classifier.
     """
 
     def __init__(self, encoder: nn.Module, card: EncoderCard) -> None:
@@ -260,7 +295,7 @@ def _from_own_file(
         raise UserError(
             f"{path} contains the {card.network}, not the {network}. Pass the run directory instead."
         )
-    encoder = _encoder(path, card.architecture, read_state(path), given, card.image_size, card.channels)
+    encoder = _encoder(path, card.architecture, read_state(path), given, card.image_size)
     return LoadedEncoder(encoder, card)
 
 
@@ -269,7 +304,7 @@ def _from_foreign_file(
 ) -> LoadedEncoder:
     state = read_state(path)
     architecture = identify(network_in(state, ["conv1.weight"], path), path, backbone, stem, width)
-    encoder = backbones.build(*architecture)
+    encoder = backbones.of(architecture)
     fill(encoder, network_in(state, encoder.state_dict(), path), path)
     return LoadedEncoder(encoder, EncoderCard.of_foreign(architecture, encoder.feature_dim))
 
@@ -305,16 +340,15 @@ def _from_checkpoint(path: Path, network: Network | None, given: nn.Module | Non
     files = read_files(path)
     state, (tensors, _) = parse_state(files[0]), parse_tensors(files)
     config = config_from_file(path.parent.parent / CONFIG)
-    model, exported = config.model, config.method.export or "teacher"
+    exported = config.method.export or "teacher"
     places = state["info"].get("encoders", {}).items() or _OLD_PLACES
     for name, place in sorted(places, key=lambda found: found[0] != exported):
         full = f"method/{place}."
         found = {key.removeprefix(full): t for key, t in tensors.items() if key.startswith(full)}
         if found and network in (None, name):
-            architecture = Architecture(model.backbone, model.stem, model.width)
-            data = config.data
-            encoder = _encoder(path, architecture, found, given, data.image_size, data.channels)
-            card = EncoderCard.of_run(config, encoder.feature_dim, name, state["step"])
+            encoder = _encoder(path, architecture_of(config), found, given, config.data.image_size)
+            start = state["info"].get("weights")
+            card = EncoderCard.of_run(config, encoder.feature_dim, name, state["step"], start)
             return LoadedEncoder(encoder, card)
     raise SettingError(
         "network", f"cannot be {network} for {path}: method {config.method.name} has none. Leave it out."
@@ -327,16 +361,15 @@ def _encoder(
     state: Mapping[str, Tensor],
     given: nn.Module | None,
     image_size: int,
-    channels: int,
 ) -> backbones.Encoder:
     if given is not None:
-        encoder = backbones.with_feature_dim(copy.deepcopy(given), image_size, channels)
+        encoder = backbones.with_feature_dim(copy.deepcopy(given), image_size, architecture.channels)
     elif architecture.backbone == OWN:
         raise UserError(
             f"{path} contains the weights of a custom network, which can only be passed from Python: "
             f"load_encoder({str(path)!r}, encoder=...)."
         )
     else:
-        encoder = backbones.build(*architecture, channels=channels)
+        encoder = backbones.of(architecture)
     fill(encoder, state, path)
     return encoder
