@@ -115,6 +115,7 @@ class EncoderCard:
         normalization: Normalization | None = None,
     ) -> Self:
         """The card of an encoder of which only the architecture is known."""
+        normalization = normalization or Normalization.of(DataConfig(channels=architecture.channels))
         view = view_specs(ViewsConfig(recipe="evaluation"), image_size, normalization)[0]
         assert view.center is not None
         name, stem, width, options, channels = architecture
