@@ -350,8 +350,10 @@ def _kind(tensor: Tensor) -> str:
 
 def _not_finite(step: int, tensors: Mapping[str, Tensor]) -> UserError | None:
     floating = {name: t for name, t in tensors.items() if t.is_floating_point() and t.numel()}
+    if not floating:
+        return None
     largest = [t.to(torch.float64) for t in torch._foreach_norm(list(floating.values()), float("inf"))]
-    if not floating or bool(torch.isfinite(torch.stack(largest)).all()):  # a GPU is waited for once
+    if bool(torch.isfinite(torch.stack(largest)).all()):  # a GPU is waited for once
         return None
     for name, tensor in floating.items():
         if not bool(torch.isfinite(tensor).all()):
