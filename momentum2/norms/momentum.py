@@ -96,10 +96,12 @@ class MomentumBatchNorm(PlainBatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
         if not self.training:
-            return F.batch_norm(
+            y = F.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
             )
-        return batch_norm(input, self.weight, self.bias, self.eps, self._statistics, self.devices)
+        else:
+            y = batch_norm(input, self.weight, self.bias, self.eps, self._statistics, self.devices)
+        return self.after(y)
 
     def _statistics(self, mean: Tensor, var: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """alpha · batch + (1 − alpha) · history, (k, c) each; and the batch becomes pending."""

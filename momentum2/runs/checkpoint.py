@@ -321,6 +321,11 @@ def restore(method: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Che
                 differing.append(f"{full} has no parameter")
                 continue
             parameter = parameters[name]
+            if key == "step" and isinstance(optimizer, torch.optim.AdamW):
+                optimizer.state[parameter][key] = (
+                    tensor  # on the CPU, or a GPU would wait whenever it is read
+                )
+                continue
             if tensor.shape == parameter.shape:  # in the parameter's memory layout: sums keep their order
                 tensor = torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
             optimizer.state[parameter][key] = tensor.to(parameter.device)
