@@ -246,13 +246,14 @@ def _settings_of(run: OpenRun, config: RunConfig) -> dict[str, Any]:
     """What `config.yaml` is to hold.
 
     A resumed run keeps its file in the words of the version that began it, and so every checkpoint the hash
-    that it was written with; only settings that may change are brought up to date.
+    that it was written with; only settings that may change, and about which something was said, are brought up to date.
     """
     settings = asdict(config)
     if not run.checkpoints.steps():
         return settings
     now, kept = flatten(settings), _read_config(run.directory)
-    return _nested({n: now[n] if n in now and _may_change(n) else v for n, v in kept.items()})
+    said = {n: value for n, value in now.items() if value is not None and _may_change(n)}
+    return _nested({n: said.get(n, v) for n, v in kept.items()})
 
 
 def _check_same_settings(config: RunConfig) -> None:
