@@ -12,6 +12,7 @@ from momentum2.reproduce.runner import Work, write_table
 
 TABLE = TABLES["bn-statistics"]("cifar")
 TOP1 = {0: 51.25, 1: 53.75}
+REST = {"low": 0.0, "high": 100.0, "images": 10}
 
 
 @pytest.fixture
@@ -23,12 +24,13 @@ def out(tmp_path: Path) -> Path:
             run.mkdir(parents=True)
             entry = {
                 "evaluation": "linear cached",
+                "data": "cifar test",
                 "network": "teacher",
-                "accuracy": {"top1": TOP1[seed], "top5": 90.0},
+                "accuracy": {"top1": TOP1[seed], "top5": 90.0, **REST},
                 "settings": {"seed": seed},
                 "floors": {"raw pixels": 40.0} if row is TABLE.rows[0] else {},
             }
-            baseline = {**entry, "network": "raw pixels", "accuracy": {"top1": 40.0, "top5": 85.0}}
+            baseline = {**entry, "network": "raw pixels", "accuracy": {"top1": 40.0, "top5": 85.0, **REST}}
             if row is not TABLE.rows[2]:
                 (run / "results.json").write_text(json.dumps({"floor": baseline, "ours": entry}))
             lines = [
@@ -55,7 +57,7 @@ def test_numbers_are_those_of_the_run(out: Path):
 def test_a_result_of_another_seed_or_network_is_not_this_rows(out: Path):
     path = TABLE.rows[0].pretraining.run(out, 0) / "results.json"
     entries = json.loads(path.read_text())
-    other = {**entries["ours"], "network": "student", "accuracy": {"top1": 99.0, "top5": 99.0}}
+    other = {**entries["ours"], "network": "student", "accuracy": {"top1": 99.0, "top5": 99.0, **REST}}
     path.write_text(json.dumps({"student": other, **entries}))
     outcome = read_outcome(TABLE.rows[0], out, 0)
     assert outcome is not None
@@ -129,8 +131,8 @@ def test_cells_of_cited_rows_stay_under_their_columns(tmp_path: Path):
     table = TABLES["linear"]("paper")
     run = table.rows[1].pretraining.run(tmp_path, 0)
     run.mkdir(parents=True)
-    entry = {"evaluation": "linear", "network": "teacher", "floors": {}}
-    entry |= {"accuracy": {"top1": 70.0, "top5": 90.0}, "settings": {"seed": 0}}
+    entry = {"evaluation": "linear", "data": "test", "network": "teacher", "floors": {}}
+    entry |= {"accuracy": {"top1": 70.0, "top5": 90.0, **REST}, "settings": {"seed": 0}}
     (run / "results.json").write_text(json.dumps({"ours": entry}))
     (run / "metrics.jsonl").write_text("")
     text = markdown(collect(table, tmp_path, None, lambda row, seed: []))
@@ -158,9 +160,10 @@ def test_a_row_reads_the_network_and_the_protocol_of_its_number(tmp_path: Path, 
     run = row.pretraining.run(tmp_path, 0)
     run.mkdir(parents=True)
     (run / "metrics.jsonl").write_text("")
-    accuracy = {"top1": 70.0, "top5": 90.0}
+    accuracy = {"top1": 70.0, "top5": 90.0, **REST}
     for evaluation in ("linear", "linear byol"):
-        entry = {"evaluation": evaluation, "network": network, "accuracy": accuracy, "settings": {"seed": 0}}
+        entry = {"evaluation": evaluation, "data": "test", "network": network, "accuracy": accuracy}
+        entry["settings"] = {"seed": 0}
         (run / "results.json").write_text(json.dumps({"only": entry}))
         found = read_outcome(row, tmp_path, 0)
         assert (found is not None) is ((evaluation, network) == ("linear byol", "student"))
