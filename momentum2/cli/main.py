@@ -8,8 +8,8 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from momentum2 import __version__
 from momentum2.cli.commands import COMMANDS
@@ -22,7 +22,8 @@ _LONGEST = 2_000  # characters of a line, such as one that quotes what somebody 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    code = _run(list(sys.argv[1:] if argv is None else argv))
+    with _listening():
+        code = _run(list(sys.argv[1:] if argv is None else argv))
     if _others_wait():  # what python does at its end would wait for them
         sys.stdout.flush()
         sys.stderr.flush()
@@ -38,21 +39,26 @@ class _Said(logging.Handler):
         print(shown(record.getMessage(), _LONGEST), file=sys.stderr if warning else sys.stdout, flush=True)
 
 
-def _listen() -> None:
-    """Have everything said on the terminal, once; letters that it does not have are escaped."""
+@contextmanager
+def _listening() -> Iterator[None]:
+    """Inside, everything is said on the terminal; letters that it does not have are escaped."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             with suppress(OSError):  # of a stream that is a pipe and was opened to be read too
                 stream.reconfigure(errors="backslashreplace")
-    log = logging.getLogger("momentum2")
-    if not any(isinstance(handler, _Said) for handler in log.handlers):
-        log.addHandler(_Said())
-        log.setLevel(logging.INFO)
+    log, said = logging.getLogger("momentum2"), _Said()
+    before = log.level
+    log.addHandler(said)
+    log.setLevel(logging.INFO)
     show()
+    try:
+        yield
+    finally:
+        log.removeHandler(said)
+        log.setLevel(before)
 
 
 def _run(arguments: list[str]) -> int:
-    _listen()
     words: Words | None = None
     try:
         if not arguments or arguments[0] in ("-h", "--help", "help"):
