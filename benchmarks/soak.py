@@ -272,7 +272,7 @@ def _words(command: str, settings: dict[str, object]) -> tuple[str, ...]:
 
 _PRETRAIN: dict[str, object] = {
     "out": "run",
-    "model.width": 0.0625,
+    "model.width": 0.125,
     "model.projector_hidden": 16,
     "model.projector_out": 8,
     "data.train_size": 32,
@@ -305,7 +305,7 @@ _DETECT: dict[str, object] = {
     "out": "run",
     "model": "retinanet",
     "init": "random",
-    "encoder.width": 0.0625,
+    "encoder.width": 0.125,
     "head.fpn_channels": 32,
     "head.detections": 10,
     "data.short_edges": "[32]",

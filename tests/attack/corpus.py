@@ -16,7 +16,7 @@ from judge import Judge
 from PIL import Image
 
 TINY = (
-    *("--model.width", "0.0625", "--model.projector_hidden", "8", "--model.projector_out", "8"),
+    *("--model.width", "0.125", "--model.projector_hidden", "8", "--model.projector_out", "8"),
     *(
         "--data.image_size",
         "8",

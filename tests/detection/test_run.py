@@ -26,11 +26,12 @@ KILLED_AFTER_A_CHECKPOINT = """
 import os, signal
 from momentum2.runs.checkpoint import Checkpoints
 
-def save(*arguments, save=Checkpoints.save):
-    save(*arguments)
+def begin(self, *arguments, begin=Checkpoints.begin):
+    begin(self, *arguments)
+    self.wait()
     os.kill(os.getpid(), signal.SIGKILL)
 
-Checkpoints.save = save
+Checkpoints.begin = begin
 """
 
 
@@ -179,7 +180,7 @@ def test_the_student_or_the_teacher_of_a_run(tmp_path: Path) -> None:
         ),
         (["--init=random", "--out=x", "--monitor.log_every=0"], "--monitor.log_every must be at least 1"),
         (["--init=random", "--out=x", "--train.checkpoint_every=0"], "--train.checkpoint_every must be"),
-        (["--init=random", "--out=x", "--data.workers=-1"], "--data.workers must be at least 0"),
+        (["--init=random", "--out=x", "--data.workers=-1"], "--data.workers must be from 0 to 512"),
         (["--init=random", "--out=x", "--optim.lr=-1"], "--optim.lr must be at least 0"),
         (
             ["--init=random", "--out=x", "--train.devices=2"],

@@ -73,3 +73,13 @@ def test_what_was_tried_is_on_the_page_as_in_its_file():
     for tried in tries:
         cells = [f"{tried['knn'][e]:.1f}" if e in tried["knn"] else "" for e in "1234"]
         assert f"| {tried['label']} | {' | '.join(cells)} | {tried['rank']:.0f} |" in page
+
+
+def test_the_screens_are_on_the_page_as_in_their_file():
+    page = (DOCS / "learning.md").read_text(encoding="utf-8")
+    screens = json.loads(
+        (DOCS.parent / "benchmarks" / "results" / "learning.json").read_text(encoding="utf-8")
+    )
+    assert screens["rows"]
+    for row in screens["rows"]:
+        assert f"| {row['label']} | {row['steps']} | {row['knn']:.1f} | {row['linear']:.1f} |" in page
