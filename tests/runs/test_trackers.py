@@ -218,14 +218,16 @@ def test_a_tracker_that_fails_is_named_at_the_end(
 def test_a_follower_whose_tracker_hangs_is_gone_after_its_grace(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: list[Follower]
 ):
-    fake(
-        tmp_path,
-        monkeypatch,
-        "from momentum2.runs import trackers; trackers._GRACE = 0.1; time.sleep(10_000)",
-    )
+    mark = tmp_path / "hangs"
+    short = "from momentum2.runs import trackers; trackers._GRACE = 0.1; "
+    fake(tmp_path, monkeypatch, f"{short}open({str(mark)!r}, 'w').close(); time.sleep(10_000)")
     monkeypatch.setattr(trackers, "_PATIENCE", 120.0)
     write(run, line(1, loss=1.0))
-    assert "wandb did not take everything" in (Follower(run, "wandb").end() or "")
+    follower = Follower(run, "wandb")
+    while not mark.exists():
+        assert follower.process.poll() is None
+        time.sleep(0.01)
+    assert "wandb did not take everything" in (follower.end() or "")
 
 
 @pytest.mark.parametrize(
