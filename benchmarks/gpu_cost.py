@@ -11,7 +11,6 @@ import argparse
 import json
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "gpu"))
@@ -39,7 +38,7 @@ CASES: dict[str, tuple[MethodConfig, int, int | None, str]] = {
 
 
 def numbers(found: Count) -> dict[str, object]:
-    return {**asdict(found), "waits": dict(found.waits), "pageable": dict(found.pageable)}
+    return {name: dict(value) if isinstance(value, dict) else value for name, value in vars(found).items()}
 
 
 def main() -> None:

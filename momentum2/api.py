@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from momentum2 import distributed
+from momentum2.backbones import Facts
 from momentum2.config import OWN, Config, DataConfig, Network, ObjectsConfig, Resume
 from momentum2.data import Dataset, open_dataset
 from momentum2.data.opening import find_data, typical_size
@@ -33,21 +34,22 @@ from momentum2.files import write_whole
 from momentum2.methods import Method
 from momentum2.runs import objects
 from momentum2.runs.directory import open_run
-from momentum2.runs.encoder import EncoderCard, load_encoder, save_encoder
+from momentum2.runs.encoder import EncoderCard, inspect, load_encoder, save_encoder
 from momentum2.runs.handle import Run
 from momentum2.runs.metrics import floors_in, last_knn
-from momentum2.runs.names import ENCODER, PLAN
+from momentum2.runs.names import ENCODER, PLAN, START
 from momentum2.runs.results import Result, below_floors
 from momentum2.runs.table import RunRow, compare, write_csv
 from momentum2.runs.trackers import Tracker, send
 from momentum2.settings import check as check_settings
 from momentum2.settings import flatten
 from momentum2.training.build import build_method, make_job, with_cache, with_devices, with_precision
-from momentum2.training.checks import check, method_class
+from momentum2.training.checks import check, check_encoder, method_class
 from momentum2.training.device import choose_algorithms, choose_device, guest
 from momentum2.training.estimate import check_memory
 from momentum2.training.loop import fit
 from momentum2.training.plan import describe, idle_settings, resolve, share
+from momentum2.training.start import Record, starting_weights
 
 if TYPE_CHECKING:
     from momentum2.detection.presets import DetectConfig
@@ -118,9 +120,12 @@ def pretrain(
     config = _with_objects(config, images, encoder, method)
     kind = method_class(config, method)
     check(config, kind)
+    facts = inspect(config, encoder)
+    check_encoder(config, facts)
     with guest(), joined(device := choose_device(config.train.device)):
         config = with_devices(config, place, kind)
         share(config, distributed.world_size(), kind)  # before anything is written
+        _check_gradients(facts)
         with open_run(place, config, resume, idle_settings(config, kind)) as run:
             before = run.checkpoints.info()
             config = with_precision(config, before, device)
@@ -131,17 +136,17 @@ def pretrain(
             resolved = resolve(config, len(images), distributed.world_size(), method)
             if encoder is None:
                 check_memory(config, resolved, len(images.class_names or ()))
-            built = build_method(config, resolved, len(images.class_names or ()), encoder)
+            start = starting_weights(config, before)
+            built = build_method(config, resolved, len(images.class_names or ()), encoder, start.file)
+            if start.file is not None and distributed.is_main():
+                _save(place / START, built, config, 0, start.record)
             built.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-            _say_plan(describe(config, resolved), place)
-            job = make_job(
-                config, resolved, built, images, place, device, online_knn(config, place, resolved.steps)
-            )
+            _say_plan(describe(config, resolved, facts, start.record), place)
+            score = online_knn(config, place, resolved.steps)
+            job = make_job(config, resolved, built, images, place, device, score, start.record)
             finished = fit(job, run)
             if finished and distributed.is_main():
-                network, best = next(iter(built.encoders().items()))
-                card = EncoderCard.of_run(config, best.feature_dim, network, resolved.steps)
-                save_encoder(place / ENCODER, best, card)
+                _save(place / ENCODER, built, config, resolved.steps, start.record)
         if finished and distributed.is_main():
             log.info("Done: the encoder is %s", place / ENCODER)
             knn = last_knn(Run(place).metrics())
@@ -152,6 +157,14 @@ def pretrain(
 
                 log.info(write_last_report(place))
     return Run(place, finished)
+
+
+def _save(path: Path, method: Method, config: Config, step: int, start: Record | None) -> None:
+    network, best = next(iter(method.encoders().items()))
+    card = EncoderCard.of_run(config, best.feature_dim, network, step, start)
+    save_encoder(
+        path, best, card if step else replace(card, network=None)
+    )  # before the first step they are one
 
 
 def _expect(name: str, given: object, kind: Any, words: str) -> None:
@@ -183,6 +196,14 @@ def _with_objects(
     if dataset is not None:
         config = replace(config, data=replace(config.data, name=OWN))
     return config
+
+
+def _check_gradients(encoder: Facts) -> None:
+    if distributed.world_size() > 1 and encoder.unused:
+        raise UserError(
+            f"{encoder.architecture.backbone} has parameters without gradient, for which several processes would wait "
+            f"forever: {', '.join(encoder.unused[:5])}. Set their requires_grad to False."
+        )
 
 
 def _check_images(images: Dataset, before: Mapping[str, Any], kind: type[Method], out: Path) -> None:

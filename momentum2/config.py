@@ -54,7 +54,7 @@ ViewRecipe = Literal["byol", "moco_v2", "simsiam", "simclr", "supervised", "eval
 Cache = Literal["auto", "on", "off"]
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 Repulsion = Literal["none", "batch"]
-OptimName = Literal["sgd", "lars", "muon"]
+OptimName = Literal["sgd", "lars", "muon", "adamw"]
 Resume = Literal["auto", "never", "must"]
 Network = Literal["teacher", "student"]
 
@@ -122,15 +122,18 @@ class ModelConfig:
     """The network.
 
     Args:
-        backbone: Name of a torchvision network with batch norm, such as resnet18 or resnet50, or resnet10.
-        stem: First layers of a ResNet: imagenet (7x7/2 and pooling), cifar (3x3/1) or small (3x3/2).
-        width: Multiplier of a ResNet's channels.
+        backbone: A network of torchvision (resnet50), resnet10, or one of timm (timm/convnext_tiny); the command
+            backbones lists them.
+        stem: First layers of torchvision's ResNets: imagenet (7x7/2 and pooling), cifar (3x3/1) or small (3x3/2).
+        width: Multiplier of such a ResNet's channels.
         projector_hidden: Hidden width of the projector.
         projector_out: Output width of projector and predictor.
         predictor_hidden: Hidden width of the predictor (default: that of the projector).
         weights: State dict (.safetensors or .pth) to start from.
         stem_init: Start of a ResNet's first layer: random, or cosines of rising frequency in opponent colors.
         zero_init_residual: Start a ResNet with residual branches of zero: the last BN weight of every block is 0.
+        pretrained: Start from the weights that timm has published of this network; they are downloaded once.
+        options: Arguments of the network's constructor, such as patch_size=4,drop_path_rate=0.1 (default: none).
     """
 
     backbone: str = "resnet50"
@@ -142,6 +145,8 @@ class ModelConfig:
     weights: str | None = None
     zero_init_residual: bool = False
     stem_init: StemInit = "random"
+    pretrained: bool = False
+    options: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -218,6 +223,7 @@ class TrainConfig:
         device: auto, cpu, cuda, cuda:1, mps.
         threads: CPU threads per process; 0 uses the free cores.
         deterministic: On a GPU, only algorithms that give the same bits each time: slower.
+        recompute: Compute the student's activations again in the backward: less memory, more time. Not with batch norm.
     """
 
     epochs: Count = 100
@@ -233,6 +239,7 @@ class TrainConfig:
     device: str = "auto"
     threads: Threads = 0
     deterministic: bool = False
+    recompute: bool = False
 
 
 @dataclass(frozen=True)
@@ -240,9 +247,9 @@ class OptimConfig:
     """The optimizer and its schedule (after a linear warm-up, a cosine or milestones).
 
     Args:
-        name: sgd, lars, or muon: orthogonalized momentum for matrices and convolutions, AdamW for all else.
+        name: sgd, lars, adamw, or muon: orthogonalized momentum for matrices and convolutions, AdamW for all else.
         lr: Learning rate per 256 images of batch size.
-        weight_decay: L2 decay; with muon, decay of the weights themselves.
+        weight_decay: L2 decay; with adamw and muon, decay of the weights themselves.
         sgd_momentum: Momentum of the gradient.
         warmup_epochs: Epochs of linear warm-up.
         warmup_start: Share of the learning rate at the first step of the warm-up.
@@ -251,6 +258,10 @@ class OptimConfig:
         lars_eta: Trust coefficient of LARS.
         nesterov: Nesterov's momentum (sgd, muon).
         milestones: Shares of the run after which the learning rate drops to a tenth, as [0.6,0.8] (default: cosine).
+        weight_decay_end: Where a cosine from weight_decay ends, for adamw (default: no change).
+        layer_decay: Factor of the learning rate from each layer of timm's networks to the one before (default: none).
+        encoder_lr: Factor of the encoder's learning rate.
+        freeze_encoder_epochs: Epochs in whose beginning only the heads learn.
     """
 
     name: OptimName = "sgd"
@@ -264,6 +275,10 @@ class OptimConfig:
     lars_eta: NotNegative = 1e-3
     nesterov: bool = False
     milestones: Annotated[list[float], Limits(0, 1000)] | None = None
+    weight_decay_end: NotNegative | None = None
+    layer_decay: Annotated[float, Limits(1e-3, 1)] | None = None
+    encoder_lr: Share = 1.0
+    freeze_encoder_epochs: NotNegative = 0.0
 
 
 @dataclass(frozen=True)
@@ -363,6 +378,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
         "train.device",
         "train.threads",
         "train.deterministic",
+        "train.recompute",
         "monitor",
     }
 )

@@ -1,14 +1,20 @@
 """The optimizers, with the parameter groups of the recipes."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from fnmatch import fnmatch
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
-from momentum2.config import OptimConfig
+from momentum2.backbones import timm_networks
+from momentum2.config import OptimConfig, OptimName
+from momentum2.errors import SettingError
 from momentum2.muon import Muon
+
+#: Tensors that an optimizer keeps for each parameter; muon, for nearly all of them.
+STATES: dict[OptimName, int] = {"sgd": 1, "lars": 1, "muon": 1, "adamw": 2}
 
 
 def build_optimizer(
@@ -16,21 +22,26 @@ def build_optimizer(
     config: OptimConfig,
     lr: float,
     constant_lr: tuple[str, ...] = (),
+    encoder: tuple[str, nn.Module] | None = None,
 ) -> Optimizer:
     """The optimizer of `config` for those parameters that are trained.
 
     Args:
         named_parameters: Of the whole method.
         config: `exclude_bias_and_norm` takes biases and norm parameters (one-dimensional tensors) out of
-            weight decay and of LARS adaptation.
+            weight decay and of LARS adaptation; what the encoder's `no_weight_decay()` names is always out of them.
         lr: Peak learning rate, which parameters whose names start with one of `constant_lr` always have.
         constant_lr: Prefixes of names.
+        encoder: The one that is trained, and where among the names it is.
     """
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    scales, undecayed = ({}, set()) if encoder is None else _of_encoder(*encoder, config)
+    freezes = config.freeze_encoder_epochs > 0  # what takes its first step later has a group of its own
+    groups: dict[tuple[bool, bool, float, bool], list[nn.Parameter]] = {}
     for name, parameter in named_parameters:
         if parameter.requires_grad:
-            excluded = config.exclude_bias_and_norm and parameter.ndim == 1
-            groups.setdefault((excluded, name.startswith(constant_lr)), []).append(parameter)
+            excluded = (config.exclude_bias_and_norm and parameter.ndim <= 1) or name in undecayed
+            key = excluded, name.startswith(constant_lr), scales.get(name, 1.0), freezes and name in scales
+            groups.setdefault(key, []).append(parameter)
     options = [
         {
             "params": parameters,
@@ -38,9 +49,12 @@ def build_optimizer(
             "weight_decay": 0.0 if excluded else config.weight_decay,
             "adapt": not excluded,
             "constant": constant,
+            "scale": scale,
         }
-        for (excluded, constant), parameters in groups.items()
+        for (excluded, constant, scale, _), parameters in groups.items()
     ]
+    if config.name == "adamw":
+        return AdamW(options, lr=lr, betas=(0.9, 0.999), weight_decay=config.weight_decay, foreach=True)
     if config.name == "lars":
         return LARS(options, lr, config.sgd_momentum, config.weight_decay, config.lars_eta)
     if config.name == "muon":
@@ -56,11 +70,39 @@ def build_optimizer(
     )
 
 
+def _of_encoder(place: str, encoder: nn.Module, config: OptimConfig) -> tuple[dict[str, float], set[str]]:
+    """Factors of the learning rate, and names without decay, of the parameters of the encoder at `place`.
+
+    Both are what a network of timm says about itself (`group_matcher`, `no_weight_decay`); any module may.
+    """
+    full = {id(p): f"{place}.{name}" if place else name for name, p in encoder.named_parameters()}
+    patterns = cast(Any, encoder).no_weight_decay() if hasattr(encoder, "no_weight_decay") else ()
+    undecayed = {
+        full[id(p)] for n, p in encoder.named_parameters() if any(fnmatch(n, pattern) for pattern in patterns)
+    }
+    scales = dict.fromkeys(full.values(), config.encoder_lr)
+    if config.layer_decay is not None:
+        if not hasattr(encoder, "group_matcher"):
+            raise SettingError(
+                "optim.layer_decay", "is for networks of timm, which say what their layers are. Leave it out."
+            )
+        for group in timm_networks.layer_groups(encoder, config.layer_decay):
+            scales |= {full[id(p)]: config.encoder_lr * group["lr_scale"] for p in group["params"]}
+    return scales, undecayed
+
+
 def set_lr(optimizer: Optimizer, lr: float) -> None:
-    """Give every group the learning rate `lr`, except those that keep theirs."""
+    """Give every group its share of the learning rate `lr`, except those that keep theirs."""
     for group in optimizer.param_groups:
         if not group["constant"]:
-            group["lr"] = lr
+            group["lr"] = lr * group["scale"]
+
+
+def set_weight_decay(optimizer: Optimizer, decay: float) -> None:
+    """Give every group that decays the weight decay `decay`."""
+    for group in optimizer.param_groups:
+        if group["adapt"]:
+            group["weight_decay"] = decay
 
 
 class LARS(Optimizer):

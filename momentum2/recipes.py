@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from momentum2.backbones import TIMM
 from momentum2.config import (
     Config,
     DataConfig,
@@ -77,7 +78,8 @@ def quickstart() -> Recipe:
         ),
         summary=f"A Momentum² teacher on the embedded shapes: minutes on a laptop; not as in the paper: {_DEPARTS}",
         command="momentum2 pretrain quickstart --out runs/quickstart",
-        expect="not measured",
+        expect="measured: kNN 84.5% (untrained 24.8%, raw pixels 40.5%, whitened patches 59.5%), seed 0, 9 minutes of "
+        "CPU time with one thread of a busy core",
     )
 
 
@@ -479,6 +481,43 @@ def folder() -> Recipe:
     )
 
 
+def adapt() -> Recipe:
+    return Recipe(
+        Config(
+            method=MethodConfig(weight_momentum=0.004, reference_batch=256),
+            model=ModelConfig("timm/resnet50.a1_in1k", pretrained=True),
+            train=TrainConfig(epochs=20),
+            optim=OptimConfig(
+                "adamw",
+                lr=5e-4,
+                weight_decay=0.05,
+                warmup_epochs=1,
+                clip_norm=3.0,
+                exclude_bias_and_norm=True,
+                layer_decay=0.75,
+                encoder_lr=0.2,
+                freeze_encoder_epochs=1,
+            ),
+        ),
+        summary="Published weights, continued on your own images: first the heads alone, then all with low rates",
+        command="momentum2 pretrain adapt --data.root photos --model.backbone timm/resnet50.a1_in1k --out runs/adapted",
+        expect="depends on the images",
+        adapt=_fit_to_adapt,
+    )
+
+
+def _fit_to_adapt(config: Config, given: frozenset[str]) -> Config:
+    """Size, batch and evaluation by the images; network and length are as they are."""
+    fitted = _fit_to_folder(config, given | {"model.backbone", "train.epochs"})
+    optim = config.optim
+    if not config.model.backbone.startswith(TIMM) and "optim.layer_decay" not in given:
+        optim = replace(optim, layer_decay=None)  # only timm's networks say what their layers are
+    model = config.model
+    if model.weights and "model.pretrained" not in given:
+        model = replace(model, pretrained=False)
+    return replace(fitted, method=config.method, model=model, optim=optim)
+
+
 def _fit_to_folder(config: Config, given: frozenset[str]) -> Config:
     """Choose network, size and length by the images and by the machine: a CPU gets the quickstart's small network."""
     gpu = choose_device(config.train.device).type != "cpu"
@@ -504,7 +543,11 @@ def _fit_to_folder(config: Config, given: frozenset[str]) -> Config:
         epochs = config.train.epochs
     if config.train.steps:
         epochs = max(1, config.train.steps * batch // n)
-    if not gpu:
+    if "model.backbone" in given:  # as it is, but for what else was said of it
+        model = replace(
+            config.model, stem="imagenet", width=1.0, zero_init_residual=False, stem_init="random"
+        )
+    elif not gpu:
         model = small.model
     elif size > 128 and n >= 50_000:
         model = replace(config.model, backbone="resnet50", projector_hidden=4096)
@@ -530,6 +573,7 @@ def _fit_to_folder(config: Config, given: frozenset[str]) -> Config:
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "quickstart": quickstart,
     "folder": folder,
+    "adapt": adapt,
     "cifar10-cpu": cifar10_cpu,
     "cifar10-hour": cifar10_hour,
     "tiny-hour": tiny_hour,

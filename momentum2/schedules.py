@@ -32,6 +32,11 @@ def warmup_step_decay(
     return base * min(start + (1 - start) * k / warmup if warmup else 1.0, 1.0) * 0.1**passed
 
 
+def cosine_between(start: float, end: float, k: int, K: int) -> float:
+    """`start` at k = 0, moving to `end` at k = K."""
+    return end + cosine(start - end, k, K)
+
+
 def scaled_lr(lr_per_256: float, batch_size: int) -> float:
     """The linear scaling rule: lr is given for 256 images and grows with the batch."""
     return lr_per_256 * batch_size / 256

@@ -271,7 +271,8 @@ def kind_of(hint: Any) -> str:
     told = []
     for kind, _ in _kinds(hint):
         if get_origin(kind) is list:
-            told.append("numbers separated by commas")
+            kinds = {str: "words"}
+            told.append(f"{kinds.get(get_args(kind)[0], 'numbers')} separated by commas")
         else:
             told.append(_KINDS.get(kind) or ", ".join(map(str, get_args(kind))))
     return " or ".join(told)

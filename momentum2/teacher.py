@@ -29,7 +29,8 @@ class MomentumTeacher(nn.Module):
     are in training mode. `eval()` is for evaluation.
 
     Args:
-        student: Any network with batch norms, also wrapped in DistributedDataParallel or torch.compile.
+        student: Any network with batch norms (with "ema", any network at all), also wrapped in
+            DistributedDataParallel or torch.compile.
         norm: The teacher's norms: "momentum" (the paper); "local" or "synced", whose running statistics come
             from the forwards, as usual; or "ema" (EMAN), which normalizes by running statistics that follow
             the student's as the weights do, whatever the batch is.
@@ -54,8 +55,11 @@ class MomentumTeacher(nn.Module):
         self.norm, self.history = norm, history
         if norm == "ema":  # plain norms, which stay in evaluation mode
             convert_norms(self, "local")
-        else:
-            convert_norms(self, norm, devices, compat)
+        elif convert_norms(self, norm, devices, compat) == 0:
+            raise UserError(
+                f"{type(self.network).__name__} has no batch norm to convert. For a teacher that follows the weights "
+                'alone, use norm="ema".'
+            )
         self.requires_grad_(False)
         self.train()
 
@@ -63,7 +67,8 @@ class MomentumTeacher(nn.Module):
         super().train(False)
         for module in self.network.modules():
             if isinstance(module, _BatchNorm):
-                module.train(mode and self.norm != "ema")
+                # Not `train`, which would reach the dropout that some norms have inside.
+                module.training = mode and self.norm != "ema"
         self.training = mode
         return self
 

@@ -28,11 +28,13 @@ _LEFT_OUT = ("fc.", "classifier.", "aux1.", "aux2.", "AuxLogits.")
 
 
 class Architecture(NamedTuple):
-    """The arguments of `backbones.build`."""
+    """What `backbones.of` builds: name, stem and width, arguments of the constructor (NAME=VALUE), input channels."""
 
     backbone: str
     stem: Stem
     width: float
+    options: tuple[str, ...] = ()
+    channels: int = 3
 
 
 class ResNet(NamedTuple):

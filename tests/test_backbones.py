@@ -1,6 +1,7 @@
 """Encoders keep torchvision's names and initial weights; weights load strictly and safely."""
 
 import pickle
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from torch import nn
 
 from momentum2 import backbones
 from momentum2._torchvision import torchvision
-from momentum2.errors import UserError
+from momentum2.errors import SettingError, UserError
+from momentum2.weights import Architecture
 
 models = torchvision.models
 
@@ -174,10 +176,23 @@ def test_scaled_resnets_start_like_torchvisions() -> None:
     [
         ({"name": "resnet5"}, "resnet50"),
         ({"name": "my_network"}, "Try resnet18"),
-        ({"name": "squeezenet1_1"}, "batch norm"),
-        ({"name": "swin_t"}, "batch norm"),
-        ({"name": "convnext_tiny"}, "batch norm"),
-        ({"name": "maxvit_t"}, "batch norm"),
+        ({"name": "timm/vit_tiny_patch16_244"}, "timm has no backbone.*Did you mean vit_tiny_patch16_224"),
+        ({"name": "timm/resnet18.imagenet"}, "timm has no backbone"),
+        ({"name": "timm/hf-hub:timm/resnet18.a1_in1k"}, "timm has no backbone"),
+        ({"name": "timm/local-dir:/etc"}, "timm has no backbone"),
+        ({"name": "hf-hub:timm/resnet18"}, "torchvision has no backbone"),
+        ({"name": "timm/../resnet18"}, "timm has no backbone"),
+        ({"name": "timm/torchvision/resnet18"}, "timm has no backbone"),
+        ({"name": "os.system\n(1)"}, "torchvision has no backbone"),
+        ({"name": "timm/test_vit", "width": 0.5}, "Only torchvision's ResNets"),
+        ({"name": "timm/test_vit", "zero_init_residual": True}, "Only torchvision's ResNets"),
+        ({"name": "timm/test_resnet", "options": ["depth=3"]}, "unexpected keyword argument 'depth'"),
+        ({"name": "timm/test_vit", "options": ["pretrained=true"]}, "which other settings decide"),
+        ({"name": "timm/test_vit", "options": ["checkpoint_path=x.pth"]}, "which other settings decide"),
+        ({"name": "resnet18", "options": ["weights=DEFAULT"]}, "which other settings decide"),
+        ({"name": "timm/test_vit", "options": ["patch_size"]}, "^model.options takes NAME=VALUE"),
+        ({"name": "timm/test_vit", "options": ["depth=3", "depth=4"]}, "has depth twice"),
+        ({"name": "timm/inception_next_atto"}, "no features without its classifier"),
         ({"name": "mobilenet_v2", "stem": "cifar"}, "Only ResNets"),
         ({"name": "mobilenet_v2", "width": 0.5}, "Only ResNets"),
         (
@@ -192,6 +207,111 @@ def test_scaled_resnets_start_like_torchvisions() -> None:
 def test_wrong_wishes_are_one_sentence(arguments: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         backbones.build(**arguments)
+
+
+@pytest.mark.parametrize(
+    "name", ["test_vit", "test_convnext", "test_efficientnet", "test_byobnet", "test_nfnet", "test_mambaout"]
+)
+def test_timms_networks_are_timms_without_classifier(name: str) -> None:
+    import timm
+
+    torch.manual_seed(0)
+    encoder = backbones.build(f"timm/{name}", channels=5)
+    torch.manual_seed(0)
+    reference = timm.create_model(name, num_classes=0, in_chans=5)
+    state, expected = encoder.state_dict(), reference.state_dict()
+    assert list(state) == list(expected)
+    assert all(torch.equal(state[key], expected[key]) for key in expected)
+    x = torch.randn(2, 5, 96, 96)
+    with torch.no_grad():
+        features = encoder.eval()(x)
+        assert torch.equal(features, reference.eval()(x))
+    assert features.shape == (2, encoder.feature_dim)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sizes", "told"),
+    [
+        ("timm/test_resnet", (), (33, 20), ()),
+        ("timm/test_vit", (), (32,), ()),  # its positions follow the size
+        ("timm/vit_tiny_patch16_224", ("depth=1",), (224,), ()),
+        ("timm/vit_tiny_patch16_224", ("depth=1",), (32,), ("img_size=32",)),
+        ("timm/vit_tiny_patch16_224", ("depth=1", "patch_size=4"), (32,), ("img_size=32",)),
+        ("timm/vit_tiny_patch16_224", ("depth=1",), (64, 32), ("img_size=64", "dynamic_img_size=true")),
+        ("torchvision/vit_b_16", (), (32,), ("image_size=32",)),
+        ("torchvision/swin_t", (), (32,), ()),
+        ("convnext_tiny", (), (32,), ()),
+        ("mnasnet0_5", (), (32,), ()),
+    ],
+)
+def test_a_network_is_built_for_the_size(
+    name: str, options: tuple[str, ...], sizes: tuple[int, ...], told: tuple[str, ...]
+) -> None:
+    facts = backbones.inspect(Architecture(name, "imagenet", 1.0, options), sizes)
+    assert facts.architecture.options == options + told
+    assert facts.unused == ()
+    with torch.device("meta"):
+        encoder = backbones.of(facts.architecture)
+        for size in sizes:
+            assert encoder(torch.empty(2, 3, size, size)).shape == (2, facts.feature_dim)
+    assert facts.parameters == sum(p.numel() for p in encoder.parameters())
+    assert encoder.feature_dim == facts.feature_dim
+    assert (facts.batch_norms > 0) == (name in ("timm/test_resnet", "mnasnet0_5"))
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "setting", "close"),
+    [
+        ("timm/efficientformer_l1", (64,), "data.image_size", 224),
+    ],
+)
+def test_a_size_that_a_network_cannot_take(
+    name: str, sizes: tuple[int, ...], setting: str, close: int
+) -> None:
+    with pytest.raises(
+        SettingError, match=rf"does not suit {name} .*nearest size that it takes is {close}"
+    ) as e:
+        backbones.inspect(Architecture(name, "imagenet", 1.0), sizes)
+    assert e.value.setting == setting
+
+
+def test_parameters_without_gradient_are_found() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = nn.Linear(27, 4), nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x.flatten(1))
+
+    facts = backbones.inspect_given(Odd(), (3,), 3, "own")
+    assert facts.unused == ("idle.weight", "idle.bias")
+    assert facts.feature_dim == 4
+    with pytest.raises(UserError, match="Odd does not take images of 4 px"):
+        backbones.inspect_given(Odd(), (4,), 3, "own")
+
+
+def test_a_resnet_takes_other_channels() -> None:
+    encoder = backbones.build("resnet18", "small", 0.25, channels=13)
+    assert encoder.eval()(torch.randn(2, 13, 16, 16)).shape == (2, 128)
+    assert encoder.conv1.weight.std().item() == pytest.approx((2 / (16 * 9)) ** 0.5, rel=0.1)
+
+
+def test_names_are_listed() -> None:
+    assert backbones.listed("vit_tiny_patch16_224") == ["timm/vit_tiny_patch16_224"]
+    assert set(backbones.listed("resnet18")) == {"torchvision/resnet18", "timm/resnet18"}
+    assert backbones.listed("torchvision/swin*") == [
+        f"torchvision/swin_{kind}" for kind in ("b", "s", "t", "v2_b", "v2_s", "v2_t")
+    ]
+    assert len(backbones.listed()) > 1000
+    assert backbones.listed("[") == []
+
+
+def test_timm_that_is_not_installed_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(UserError, match=r"timm is not installed. Run pip install 'momentum2\[timm\]'"):
+        backbones.build("timm/test_vit")
+    assert backbones.listed("resnet18") == ["torchvision/resnet18"]
 
 
 @pytest.fixture

@@ -64,9 +64,10 @@ def shorter(line: str) -> str:
         return "true"
     for start, options in SHORTER.items():
         if start in line:  # what the page says itself stays
-            return " ".join(
-                [line, *(f"{name} {value}" for name, value in options.items() if name not in line)]
-            )
+            more = {name: value for name, value in options.items() if name not in line}
+            if "timm/" in line:  # only torchvision's ResNets have one
+                more.pop("--model.width", None)
+            return " ".join([line, *(f"{name} {value}" for name, value in more.items())])
     return line
 
 

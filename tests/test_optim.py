@@ -5,9 +5,12 @@ import pytest
 import torch
 from torch import nn
 
+from momentum2 import backbones
 from momentum2.config import OptimConfig
+from momentum2.errors import SettingError
 from momentum2.muon import orthogonalized
-from momentum2.optim import LARS, build_optimizer, set_lr
+from momentum2.optim import LARS, STATES, build_optimizer, set_lr, set_weight_decay
+from momentum2.schedules import cosine_between
 
 LRS = [0.5, 0.3, 0.0, 0.2, 0.1]
 
@@ -20,11 +23,21 @@ def by_hand(config: OptimConfig, weights: dict[str, np.ndarray], gradients: list
     """One parameter at a time, plain numpy: (weights, velocities) after the given gradients."""
     w = {name: value.copy() for name, value in weights.items()}
     v = {name: np.zeros_like(value) for name, value in weights.items()}
+    done: dict[str, list[np.ndarray]] = {name: [] for name in weights}
     for lr, step in zip(LRS, gradients, strict=True):
         for name, g in step.items():
             excluded = config.exclude_bias_and_norm and w[name].ndim == 1
             decay = 0.0 if excluded else config.weight_decay
             update = g + decay * w[name]
+            if config.name == "adamw":
+                k = len(done[name]) + 1
+                done[name].append(g)
+                m = sum(0.1 * 0.9 ** (k - 1 - i) * x for i, x in enumerate(done[name])) / (1 - 0.9**k)
+                u = sum(0.001 * 0.999 ** (k - 1 - i) * x**2 for i, x in enumerate(done[name])) / (
+                    1 - 0.999**k
+                )
+                w[name] = w[name] * (1 - lr * decay) - lr * m / (np.sqrt(u) + 1e-8)
+                continue
             if config.name == "sgd":
                 v[name] = config.sgd_momentum * v[name] + update
                 ahead = update + config.sgd_momentum * v[name] if config.nesterov else v[name]
@@ -40,10 +53,10 @@ def by_hand(config: OptimConfig, weights: dict[str, np.ndarray], gradients: list
 
 
 @pytest.mark.parametrize("exclude", [True, False])
-@pytest.mark.parametrize("name", ["sgd", "nesterov", "lars"])
+@pytest.mark.parametrize("name", ["sgd", "nesterov", "lars", "adamw"])
 def test_steps_equal_the_update_by_hand(name: str, exclude: bool) -> None:
     config = OptimConfig(
-        "lars" if name == "lars" else "sgd",
+        "sgd" if name == "nesterov" else name,
         weight_decay=0.1,
         lars_eta=0.02,
         exclude_bias_and_norm=exclude,
@@ -63,6 +76,9 @@ def test_steps_equal_the_update_by_hand(name: str, exclude: bool) -> None:
     weights, velocities = by_hand(config, start, gradients)
     for n, p in net.named_parameters():
         np.testing.assert_allclose(p.detach().numpy(), weights[n], rtol=1e-12, atol=1e-13, err_msg=n)
+        if name == "adamw":
+            assert len([t for t in optimizer.state[p].values() if t.dim()]) == STATES[name] == 2
+            continue
         buffer = optimizer.state[p]["momentum_buffer"]
         np.testing.assert_allclose(buffer.numpy(), velocities[n], rtol=1e-12, atol=1e-13, err_msg=n)
 
@@ -195,3 +211,52 @@ def test_the_state_is_tensors_of_a_parameter_and_resumes_exactly(name: str) -> N
     train(second, second_optimizer, range(2, 5))
     for a, b in zip(whole.parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def groups_of(name: str, config: OptimConfig) -> dict[str, tuple[float, float]]:
+    """Learning rate and weight decay of every parameter of a student with an encoder and a head."""
+    student = nn.ModuleDict({"encoder": backbones.build(name), "head": nn.Linear(2, 2)})
+    optimizer = build_optimizer(
+        student.named_parameters(), config, 1.0, encoder=("encoder", student["encoder"])
+    )
+    set_lr(optimizer, 1.0)
+    names = {id(p): n for n, p in student.named_parameters()}
+    return {names[id(p)]: (g["lr"], g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]}
+
+
+def test_what_must_not_decay_does_not():
+    decayed = OptimConfig("adamw", weight_decay=0.1, exclude_bias_and_norm=True)
+    for name in ("timm/test_vit", "timm/test_convnext", "resnet18"):
+        found = groups_of(name, decayed)
+        shapes = {f"encoder.{n}": p.shape for n, p in backbones.build(name).named_parameters()}
+        without = {n for n, (_, decay) in found.items() if decay == 0}
+        special = {"encoder.cls_token", "encoder.pos_embed", "encoder.reg_token"} & shapes.keys()
+        assert (len(special) >= 2) == (name == "timm/test_vit")
+        assert without == {n for n, shape in shapes.items() if len(shape) == 1} | special | {"head.bias"}
+    # Names that the network itself excludes are out without being asked for.
+    found = groups_of("timm/test_vit", OptimConfig(weight_decay=0.1))
+    assert {n for n, (_, decay) in found.items() if decay == 0} >= {"encoder.pos_embed"}
+    assert found["encoder.norm.weight"][1] == 0.1
+
+
+def test_layers_learn_more_slowly_the_nearer_they_are_to_the_image():
+    config = OptimConfig("adamw", layer_decay=0.5, encoder_lr=0.1)
+    found = {n: lr for n, (lr, _) in groups_of("timm/test_vit", config).items()}
+    depth = 1 + max(int(n.split(".")[2]) for n in found if ".blocks." in n)
+    assert found["head.weight"] == 1.0
+    assert found["encoder.norm.weight"] == pytest.approx(0.1)
+    for i in range(depth):  # counted from the last block, to which the norm after it belongs
+        assert found[f"encoder.blocks.{i}.attn.qkv.weight"] == pytest.approx(0.1 * 0.5 ** (depth - 1 - i))
+    assert found["encoder.pos_embed"] == pytest.approx(0.1 * 0.5**depth)
+    assert len({lr for n, (lr, _) in groups_of("timm/test_convnext", config).items()}) > 4
+    assert {lr for _, (lr, _) in groups_of("resnet18", OptimConfig(encoder_lr=0.1)).items()} == {0.1, 1.0}
+    with pytest.raises(SettingError, match=r"^optim.layer_decay is for networks of timm"):
+        groups_of("resnet18", config)
+
+
+def test_weight_decay_moves_where_there_is_some():
+    net = network()
+    optimizer = build_optimizer(net.named_parameters(), OptimConfig("adamw", exclude_bias_and_norm=True), 1.0)
+    set_weight_decay(optimizer, 0.3)
+    assert sorted(group["weight_decay"] for group in optimizer.param_groups) == [0.0, 0.3]
+    assert [cosine_between(0.04, 0.4, k, 10) for k in (0, 5, 10)] == pytest.approx([0.04, 0.22, 0.4])

@@ -71,6 +71,29 @@ def recipes(words: Words) -> int:
     return 0
 
 
+def backbones(words: Words) -> int:
+    """List backbones by name."""
+    import torch
+
+    from momentum2 import backbones
+
+    pattern = words.at_most_one()
+    names = backbones.listed(pattern)
+    if not names:
+        raise UserError(f"No backbone matches {pattern!r}. Try a pattern such as '*vit*'.")
+    if len(names) > 100:
+        print("\n".join(names))
+        print(
+            f"\n{len(names):,} backbones. A pattern of up to 100, such as 'timm/convnext*', shows their parameters."
+        )
+        return 0
+    for name in names:
+        with torch.device("meta"):
+            count = sum(p.numel() for p in backbones.create(name).parameters())
+        print(f"{name:<60} {count / 1e6:>8.1f} M parameters", flush=True)
+    return 0
+
+
 @dataclass(frozen=True)
 class PlanOptions:
     """What to plan for.
@@ -609,6 +632,12 @@ COMMANDS: dict[str, Command] = {
         "[RECIPE]",
         lambda: Options(_recipe()),
         recipes,
+    ),
+    "backbones": Command(
+        "List the networks that can be pretrained. A pattern such as 'timm/vit_tiny*' also shows their parameters.",
+        "[PATTERN]",
+        lambda: Options(Positional("PATTERN", "Part of a name, with * for any letters.")),
+        backbones,
     ),
     "plan": Command(
         "Resolve a recipe: steps, learning rate, momenta, BN batch, memory, time. Trains nothing.",

@@ -256,7 +256,7 @@ def _metavar(hint: Any) -> str:
     if words:
         number = "|N" if "whole number" in kind else "|X" if "number" in kind else ""
         return ("{" + ",".join(words) + "}" if len(words) > 1 else words[0]) + number
-    return _METAVARS.get(kind, "N,N,...")
+    return _METAVARS.get(kind, "NAME=VALUE,..." if kind.startswith("words") else "N,N,...")
 
 
 def plain(text: str) -> str:

@@ -14,7 +14,7 @@ from momentum2.detection.data import DetectionData, open_data
 from momentum2.detection.detector import Detector
 from momentum2.detection.presets import WITH_MASKS, DetectConfig, DetectionDataConfig, EncoderConfig
 from momentum2.detection.sampling import Sampler, repeat_factors
-from momentum2.detection.saved import DetectorCard, save_detector
+from momentum2.detection.saved import DetectorCard, architecture_of, save_detector
 from momentum2.detection.schedule import check, resolve
 from momentum2.detection.scores import Evaluation
 from momentum2.distributed.together import joined
@@ -41,9 +41,11 @@ def with_encoder(config: DetectConfig, run: str | None) -> tuple[DetectConfig, b
     loaded = load_encoder(source, config.network) if source is not None else None
     if loaded is not None:
         card = loaded.card
-        config = replace(config, encoder=EncoderConfig(card.backbone, card.stem, card.width))
+        options = list(card.options) or None
+        config = replace(config, encoder=EncoderConfig(card.backbone, card.stem, card.width, options))
+    architecture = architecture_of(config.encoder)  # before the seed: it may draw
     torch.manual_seed(derive(config.train.seed, "initial weights"))
-    encoder = backbones.build(config.encoder.backbone, config.encoder.stem, config.encoder.width)
+    encoder = backbones.of(architecture)
     if loaded is not None and config.init != "random":
         encoder.load_state_dict(loaded.encoder.state_dict())
     return config, encoder

@@ -38,14 +38,16 @@ class EncoderConfig:
     """The backbone, if there is no RUN.
 
     Args:
-        backbone: Name of a torchvision ResNet.
-        stem: Its first layers: imagenet (7x7/2 and pooling), cifar (3x3/1) or small (3x3/2).
-        width: Multiplier of its channels.
+        backbone: A network of torchvision (a ResNet) or of timm (timm/convnext_tiny).
+        stem: First layers of torchvision's ResNets: imagenet (7x7/2 and pooling), cifar (3x3/1) or small (3x3/2).
+        width: Multiplier of such a ResNet's channels.
+        options: Arguments of the network's constructor, such as patch_size=8 (default: none).
     """
 
     backbone: str = "resnet50"
     stem: Stem = "imagenet"
     width: Width = 1.0
+    options: list[str] | None = None
 
 
 @dataclass(frozen=True)

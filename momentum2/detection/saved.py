@@ -17,7 +17,7 @@ from momentum2.detection.presets import DetectorName, EncoderConfig, HeadConfig
 from momentum2.errors import UserError
 from momentum2.files import write_whole
 from momentum2.runs.names import DETECTOR
-from momentum2.weights import to_bytes
+from momentum2.weights import Architecture, to_bytes
 
 _CARD = "momentum2-detector"  # key of the file's metadata
 _VERSION = 2  # of the tensors' names and of what they compute
@@ -40,6 +40,12 @@ class DetectorCard:
         model = build_detector(self.model, encoder, len(self.class_names), self.head)
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return Detector(model, self.short_edge, self.max_long_edge)
+
+
+def architecture_of(encoder: EncoderConfig) -> Architecture:
+    """What is built: the network as it takes images of any size."""
+    options = tuple(encoder.options or ())
+    return backbones.for_any_size(Architecture(encoder.backbone, encoder.stem, encoder.width, options))
 
 
 def save_detector(path: Path, detector: Detector, card: DetectorCard) -> None:

@@ -73,7 +73,13 @@ def classifier_config(
     o, card = subject.options, subject.card
     return Config(
         method=MethodConfig("supervised", "synced", freeze_encoder=freeze, classifier_norm=norm),
-        model=ModelConfig(card.backbone, card.stem, card.width, weights=_digest(subject.encoder, images)),
+        model=ModelConfig(
+            card.backbone,
+            card.stem,
+            card.width,
+            weights=_digest(subject.encoder, images),
+            options=list(card.options) or None,
+        ),
         data=o.data,
         views=ViewsConfig("supervised"),
         train=TrainConfig(

@@ -1,18 +1,22 @@
 """What any result has to beat: a network that has learned nothing, and two ways to do without a network."""
 
 from collections.abc import Iterable
+from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from momentum2 import backbones, distributed
 from momentum2.augment import ViewSpec
 from momentum2.backbones import Encoder
 from momentum2.config import ModelConfig
 from momentum2.data import Dataset
+from momentum2.errors import SettingError
 from momentum2.evaluate.features import shuffled_views
 from momentum2.norms.recalibrate import recalibrate
+from momentum2.runs.encoder import load_encoder
 from momentum2.seeds import derive
 
 #: Side to which larger views are reduced: more than 3,072 pixels classify no better, only slower.
@@ -173,4 +177,18 @@ def random_encoder(
     some = shuffled_views(dataset, spec, seed=seed, limit=_CALIBRATION, device=device, workers=workers)
     recalibrate(encoder, some)
     distributed.broadcast_(encoder.buffers())  # GPUs of other kinds sum in another order
+    return encoder.eval()
+
+
+def started_encoder(file: Path, device: torch.device, given: nn.Module | None = None) -> Encoder:
+    """What a run started from, if that was not random: the encoder in its `start.safetensors`.
+
+    `given` is the network of a run that was started with a custom one.
+    """
+    if not file.exists():
+        raise SettingError(
+            "weights", f"cannot be start: {file.parent} did not start from given weights. Choose random."
+        )
+    encoder = cast(Encoder, load_encoder(file, encoder=given).encoder)
+    encoder.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return encoder.eval()

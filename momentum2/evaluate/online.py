@@ -20,10 +20,11 @@ from momentum2.distributed.together import on_first
 from momentum2.errors import called
 from momentum2.evaluate.accuracy import top1_top5
 from momentum2.evaluate.features import Features, extract
-from momentum2.evaluate.floors import Pixels, patch_encoder, random_encoder
+from momentum2.evaluate.floors import Pixels, patch_encoder, random_encoder, started_encoder
 from momentum2.evaluate.knn import knn_scores
+from momentum2.runs.encoder import resolved_model
 from momentum2.runs.metrics import FLOORS, read_metrics
-from momentum2.runs.names import METRICS
+from momentum2.runs.names import METRICS, START
 from momentum2.training.build import Score
 
 #: Neighbors and test images at most, so that the pixels of all of them fit into memory beside a training.
@@ -64,7 +65,7 @@ def online_knn(config: Config, run: Path, steps: int) -> Score | None:
         part.max_bad_fraction = 1.0
     chance = 100 * float(torch.from_numpy(test.labels).bincount().max()) / len(test)
     spec = view_specs(ViewsConfig("evaluation"), data.image_size)[0]
-    untrained_start = config.model.weights is None and config.model.backbone != OWN
+    untrained_start = not (config.model.weights or config.model.pretrained or config.model.backbone == OWN)
     known: dict[int, dict[str, float]] = {}
 
     def features(encoder: Encoder, dataset: Dataset, device: torch.device) -> Features:
@@ -86,7 +87,10 @@ def online_knn(config: Config, run: Path, steps: int) -> Score | None:
             "floor_patches": patch_encoder(train, spec, seed, device, data.workers),
         }
         if config.model.backbone != OWN:  # there is no untrained copy of a custom network
-            encoders["floor_random"] = random_encoder(config.model, train, spec, seed, device, data.workers)
+            model = resolved_model(config)
+            encoders["floor_random"] = random_encoder(model, train, spec, seed, device, data.workers)
+            if (run / START).exists():
+                encoders["floor_start"] = started_encoder(run / START, device)
         all_in_one = SideBySide(encoders.values()).to(device)
         bank, queries = (features(all_in_one, d, device) for d in (neighbors, _some(test, _FLOOR_TESTS)))
         found, start = {}, 0

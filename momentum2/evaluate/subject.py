@@ -14,6 +14,7 @@ from torch import nn
 
 from momentum2.augment import ViewSpec, view_specs
 from momentum2.backbones import Encoder
+from momentum2.backbones.fit import Unfit, measure
 from momentum2.config import (
     OWN,
     Batch,
@@ -30,14 +31,14 @@ from momentum2.data import Dataset, open_dataset
 from momentum2.distributed.together import joined
 from momentum2.errors import SettingError, UserError, called
 from momentum2.evaluate.features import Features, extract
-from momentum2.evaluate.floors import Pixels, patch_encoder, random_encoder
-from momentum2.runs.encoder import EncoderCard, load_encoder, read_card
-from momentum2.runs.names import CONFIG
-from momentum2.runs.results import PATCHES, PIXELS, RANDOM, Settings
+from momentum2.evaluate.floors import Pixels, patch_encoder, random_encoder, started_encoder
+from momentum2.runs.encoder import EncoderCard, LoadedEncoder, load_encoder, read_card
+from momentum2.runs.names import CONFIG, START
+from momentum2.runs.results import PATCHES, PIXELS, RANDOM, STARTED, Settings
 from momentum2.settings import check, config_from_file
 from momentum2.training.device import choose_device
 
-FloorName = Literal["random", "pixels", "patches"]
+FloorName = Literal["start", "random", "pixels", "patches"]
 Weights = Literal["given", FloorName]
 
 
@@ -48,7 +49,8 @@ class SubjectOptions:
     Args:
         data: Labeled images: split to learn from, test_split to test on (default: the run's eval_data).
         network: teacher or student (default: the one that the run exports).
-        weights: given, or a floor: the untrained network (random), raw pixels (pixels) or whitened patches (patches).
+        weights: given, or a floor: what an adapted run started from (start), the untrained network (random), raw pixels
+            (pixels) or whitened patches (patches).
         backbone: Architecture of a state dict from elsewhere; that of a ResNet is detected.
         stem: Stem of a state dict from elsewhere.
         width: Width of a state dict from elsewhere.
@@ -112,7 +114,8 @@ class Subject:
         """The network, with the start that its run gave it where that is known."""
         config, card = self.directory / CONFIG, self.card
         start = config_from_file(config).model if config.exists() else ModelConfig()
-        return replace(start, backbone=card.backbone, stem=card.stem, width=card.width)
+        options = list(card.options) or None
+        return replace(start, backbone=card.backbone, stem=card.stem, width=card.width, options=options)
 
     @property
     def data_name(self) -> str:
@@ -163,6 +166,8 @@ class Subject:
     def floors(self) -> Iterator[tuple[str, Encoder]]:
         """The built-in baselines with their names; none for a floor itself."""
         if self.options.weights == "given":
+            if (self.directory / START).exists():
+                yield self.floor("start")
             if self.card.backbone != OWN:  # there is no untrained copy of a custom network
                 yield self.floor("random")
             yield self.floor("pixels")
@@ -170,6 +175,9 @@ class Subject:
 
     def floor(self, weights: FloorName) -> tuple[str, Encoder]:
         o = self.options
+        if weights == "start":
+            given = self.encoder if self.card.backbone == OWN else None
+            return STARTED, started_encoder(self.directory / START, self.device, given)
         if weights == "pixels":
             return PIXELS, Pixels(self.spec.size)
         if weights == "patches":
@@ -216,6 +224,8 @@ def open_subject(
                 f"is not set, and {source} has no evaluation data. Choose a data set and its root.",
             )
         network = cast(Encoder, loaded.encoder)
+        if options.data.image_size != loaded.card.image_size and loaded.card.backbone != OWN:
+            _check_size(loaded, options.data.image_size)
         network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         path, card = Path(source), loaded.card
         subject = Subject(network, _name(path, card), card, _directory(path), options, device)
@@ -223,6 +233,18 @@ def open_subject(
             name, floor = subject.floor(options.weights)
             subject = replace(subject, encoder=floor, name=name)
         yield subject
+
+
+def _check_size(loaded: LoadedEncoder, size: int) -> None:
+    """Refuse images of a size that a network does not take, as ViTs take that of their training alone."""
+    card = loaded.card
+    try:
+        measure(loaded.encoder, (size,), card.channels, backward=False)
+    except Unfit as unfit:
+        raise SettingError(
+            "data.image_size",
+            f"{size} does not suit {card.backbone} ({unfit.args[1]}). It was trained at {card.image_size}.",
+        ) from None
 
 
 def check_labels(train: Dataset, test: Dataset) -> Labeled:

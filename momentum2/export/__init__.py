@@ -10,7 +10,7 @@ from momentum2.augment import render
 from momentum2.config import OWN, DataConfig, DataName, Network
 from momentum2.data import iterate, open_dataset
 from momentum2.errors import SettingError, called, hint
-from momentum2.export import detectron2, huggingface, onnx, timm, torchvision
+from momentum2.export import detectron2, onnx, timm, torchvision
 from momentum2.export.model_card import model_card
 from momentum2.export.target import Target
 from momentum2.files import whole_folder, write_new
@@ -22,7 +22,7 @@ FORMATS: dict[str, Target] = {
     "timm": timm.TARGET,
     "detectron2": detectron2.TARGET,
     "onnx": onnx.TARGET,
-    "huggingface": huggingface.TARGET,
+    "huggingface": timm.TARGET,  # the Hub's folders are timm's
 }
 
 
@@ -60,12 +60,13 @@ def export(
     if recalibrate is not None:
         recalibrate_norms(loaded.encoder, _views(Path(recalibrate), loaded.card))
     lines = target.lines(loaded, out)
-    card = model_card(loaded.card, source, lines, license, Path(recalibrate).name if recalibrate else None)
+    again = Path(recalibrate).name if recalibrate else None
+    card = model_card(loaded.card, source, lines, license, again, target.loaded_by_timm)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with whole_folder(out) as folder:
             target.write(loaded, folder)
-            name = "README.md" if format == "huggingface" else "MODEL_CARD.md"  # the Hub shows the former
+            name = "README.md" if target.loaded_by_timm else "MODEL_CARD.md"  # the Hub shows the former
             write_new(folder / name, card)
     except OSError as error:
         raise SettingError(

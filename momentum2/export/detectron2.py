@@ -9,6 +9,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from momentum2.backbones import TORCHVISION
 from momentum2.export.target import Target, require_resnet, require_usual
 from momentum2.files import write_new
 from momentum2.runs.encoder import EncoderCard, LoadedEncoder
@@ -72,7 +73,7 @@ def renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def settings(card: EncoderCard) -> dict[str, Any]:
     """What these weights decide in detectron2's config, and the paper's protocol: all is trained, norms are synced."""
-    kind = RESNETS[card.backbone]
+    kind = RESNETS[card.backbone.removeprefix(TORCHVISION)]
     return {
         "MODEL": {
             "PIXEL_MEAN": _pixels(card.mean),
@@ -281,7 +282,7 @@ def write(loaded: LoadedEncoder, folder: Path) -> None:
     card = loaded.card
     require_resnet(card, "detectron2")
     # Of bottlenecks it can be told the channels.
-    kind = RESNETS.get(card.backbone)
+    kind = RESNETS.get(card.backbone.removeprefix(TORCHVISION))
     require_usual(card, "detectron2", any_width=kind is not None and kind.bottleneck)
     state = {name: tensor.contiguous() for name, tensor in renamed(loaded.encoder.state_dict()).items()}
     # Tensors, not arrays: a pickle of NumPy 2's arrays cannot be read by NumPy 1.

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from momentum2.backbones import TIMM
 from momentum2.files import read_text
 from momentum2.runs.encoder import EncoderCard
 from momentum2.runs.metrics import read_metrics
@@ -15,6 +16,8 @@ from momentum2.settings import config_from_file
 
 #: Settings that say where things lie on somebody's machine.
 _PRIVATE = ("root", "cache_dir", "weights", "device")
+#: How a folder gets to the Hub: by its own command, which asks for its own credentials.
+UPLOAD = "hf upload ORGANIZATION/NAME FOLDER"
 #: Metrics of the training that say something about the weights.
 _TOLD = {"loss": "training loss", "knn_top1": "online kNN, top-1 (%)"}
 
@@ -24,14 +27,23 @@ def run_of(source: Path) -> Path | None:
     return next((p for p in (source, *source.parents[:2]) if (p / CONFIG).is_file()), None)
 
 
-def model_card(card: EncoderCard, source: Path, lines: str, license: str, recalibrated: str | None) -> str:
+def model_card(
+    card: EncoderCard,
+    source: Path,
+    lines: str,
+    license: str,
+    recalibrated: str | None,
+    loaded_by_timm: bool = False,
+) -> str:
     """The text of MODEL_CARD.md, with the front matter that the Hugging Face Hub reads."""
     run = run_of(source)
+    library = "library_name: timm\n" if loaded_by_timm else ""
     parts = [
-        f"---\nlicense: {license}\nlibrary_name: timm\npipeline_tag: image-feature-extraction\n---",
+        f"---\nlicense: {license}\n{library}pipeline_tag: image-feature-extraction\n---",
         f"# {card.backbone}, pretrained by momentum2",
         _table(_facts(card, run, license, recalibrated)),
         f"## Loading\n\n```python\n{lines}```",
+        *([f"## Sharing\n\n```text\n{UPLOAD}\n```"] if loaded_by_timm else []),
         f"## Numbers\n\n{_table(numbers) if (numbers := _numbers(run)) else 'None were measured.'}",
     ]
     if run:
@@ -47,17 +59,30 @@ def _facts(card: EncoderCard, run: Path | None, license: str, recalibrated: str 
     planned = read_text(plan).splitlines() if plan and plan.is_file() else []
     data = next((line.split(maxsplit=1)[1] for line in planned if line.startswith("data ")), None)
     side = round(card.image_size / card.crop)
+    colors = "RGB" if card.channels == 3 else f"{card.channels} channels"
     facts = {
-        "network": f"{card.backbone}, stem {card.stem}, width {card.width:g}, without classifier",
+        "network": f"{_shape(card)}, without classifier",
         "output": f"{card.feature_dim} pooled features",
-        "input": f"RGB, {card.image_size} × {card.image_size}: shorter side to {side} ({card.interpolation}, "
+        "input": f"{colors}, {card.image_size} × {card.image_size}: shorter side to {side} ({card.interpolation}, "
         f"antialiased), center, scaled to [0, 1], minus {list(card.mean)}, divided by {list(card.std)}",
         "origin": origin,
         "training data": data or card.data or "unknown",
         "license": license,
+        **({"started from": _start(card.start)} if card.start else {}),
         "written by": f"momentum2 {card.version}",
     }
     return facts | ({"batch norm": f"statistics measured again on {recalibrated}"} if recalibrated else {})
+
+
+def _shape(card: EncoderCard) -> str:
+    if card.backbone.startswith(TIMM):
+        return ", ".join([card.backbone, *card.options])
+    return ", ".join([card.backbone, f"stem {card.stem}", f"width {card.width:g}", *card.options])
+
+
+def _start(start: dict[str, str]) -> str:
+    terms = f", license {start['license']}" if "license" in start else ""
+    return f"{start['name']}{terms}, SHA-256 {start['sha256']}"
 
 
 def _numbers(run: Path | None) -> dict[str, str]:

@@ -24,7 +24,7 @@ def write(loaded: LoadedEncoder, folder: Path) -> None:
     except ImportError:
         raise UserError("Export to ONNX needs more packages. Run pip install 'momentum2[export]'.") from None
     size, path = loaded.card.image_size, folder / "model.onnx"
-    images = torch.randn(7, 3, size, size, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(7, loaded.card.channels, size, size, generator=torch.Generator().manual_seed(0))
     with warnings.catch_warnings():
         # torch's exporter about torch's own code
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from momentum2.backbones import TORCHVISION
 from momentum2.errors import UserError
 from momentum2.files import write_new
 from momentum2.runs.encoder import EncoderCard, LoadedEncoder
@@ -15,17 +16,19 @@ class Target(NamedTuple):
     """A tool that weights go to.
 
     `write` puts the files into an empty folder, or raises a `UserError` that says why the tool cannot have
-    this network; `lines` are the three lines of Python that load them from there.
+    this network; `lines` are the three lines of Python that load them from there. `loaded_by_timm` folders are as the
+    Hugging Face Hub has them.
     """
 
     write: Callable[[LoadedEncoder, Path], None]
     lines: Callable[[LoadedEncoder, Path], str]
+    loaded_by_timm: bool = False
 
 
 def preprocessing(card: EncoderCard) -> dict[str, Any]:
     """What is done to an image before the network sees it, in the words of timm's data configs."""
     return {
-        "input_size": [3, card.image_size, card.image_size],
+        "input_size": [card.channels, card.image_size, card.image_size],
         "interpolation": card.interpolation,
         "mean": list(card.mean),
         "std": list(card.std),
@@ -44,7 +47,8 @@ def write_preprocessing(folder: Path, card: EncoderCard) -> None:
 
 def require_resnet(card: EncoderCard, tool: str) -> None:
     """Refuse what is not a ResNet of torchvision: `tool` has other names for its parts."""
-    if card.backbone not in RESNETS and card.backbone != "resnet10":  # of which `require_usual` speaks
+    name = card.backbone.removeprefix(TORCHVISION)
+    if name not in RESNETS and name != "resnet10":  # of which `require_usual` speaks
         raise UserError(f"{tool} takes ResNets, not {card.backbone}. Export to torchvision or onnx.")
 
 

@@ -1,32 +1,69 @@
-"""For timm: its ResNets have torchvision's names, so the map is the identity."""
+"""For timm and for the Hugging Face Hub: the folder that timm itself writes, which transformers reads too."""
 
 from pathlib import Path
+from typing import Any
 
-from momentum2.export.target import (
-    Target,
-    preprocessing,
-    require_resnet,
-    require_usual,
-    write_preprocessing,
-)
-from momentum2.runs.encoder import LoadedEncoder, save_encoder
+from torch import nn
+
+from momentum2.backbones import TIMM, options_of, timm_networks
+from momentum2.export.target import Target, preprocessing, require_resnet, require_usual
+from momentum2.runs.encoder import EncoderCard, LoadedEncoder, save_encoder
 
 
 def write(loaded: LoadedEncoder, folder: Path) -> None:
-    require_resnet(loaded.card, "timm")
-    require_usual(loaded.card, "timm")
-    save_encoder(folder / "model.safetensors", loaded.encoder, loaded.card)
-    write_preprocessing(folder, loaded.card)
+    card = loaded.card
+    model: Any = _timms(loaded)
+    # Not public: the tests load what it writes in a process of their own.
+    from timm.models._hub import save_for_hf
+
+    model.pretrained_cfg = {
+        **model.pretrained_cfg,
+        **preprocessing(card),
+        "num_classes": 0,
+        "tag": "momentum2",
+        "test_input_size": None,
+        "test_crop_pct": None,
+        "license": None,  # of other weights; the card has that of these
+    }
+    options = options_of(card.options)
+    if card.channels != 3:
+        options["in_chans"] = card.channels
+        model.pretrained_cfg["first_conv"] = (
+            None  # or timm would take these weights for those of three channels
+        )
+    save_for_hf(
+        model,
+        str(folder),
+        model_config={"num_classes": 0, "num_features": card.feature_dim},
+        model_args=options or None,
+        safe_serialization=True,
+    )
+    save_encoder(folder / "model.safetensors", model, card)  # the same tensors, with our card
+
+
+def _timms(loaded: LoadedEncoder) -> nn.Module:
+    """timm's own module with the encoder's weights."""
+    timm, card = timm_networks.timm(), loaded.card
+    if card.backbone.startswith(TIMM):
+        return loaded.encoder
+    require_resnet(card, "timm")
+    require_usual(card, "timm")
+    # Its ResNets have torchvision's names.
+    model: nn.Module = timm.create_model(_plain(card), num_classes=0, in_chans=card.channels)
+    model.load_state_dict(loaded.encoder.state_dict())
+    return model.eval()
+
+
+def _plain(card: EncoderCard) -> str:
+    return card.backbone.rpartition("/")[2]
 
 
 def lines(loaded: LoadedEncoder, folder: Path) -> str:
-    name, file = loaded.card.backbone, f"{folder.as_posix()}/model.safetensors"
-    options = ", ".join(f"{key}={value!r}" for key, value in preprocessing(loaded.card).items())
     return (
         "import timm\n"
-        f'model = timm.create_model("{name}", num_classes=0, checkpoint_path="{file}").eval()\n'
-        f"transform = timm.data.create_transform({options})\n"
+        f'model = timm.create_model("local-dir:{folder.as_posix()}", pretrained=True).eval()\n'
+        "transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))\n"
     )
 
 
-TARGET = Target(write, lines)
+TARGET = Target(write, lines, loaded_by_timm=True)

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import torch
+from torch import nn
 
+from momentum2.backbones import TIMM, TORCHVISION
 from momentum2.errors import UserError
 from momentum2.export.target import (
     Target,
@@ -19,7 +21,10 @@ _OTHERWISE = ("vgg", "googlenet", "inception")
 def write(loaded: LoadedEncoder, folder: Path) -> None:
     card = loaded.card
     require_usual(card, "torchvision")
-    if card.backbone.startswith(_OTHERWISE):
+    name = card.backbone.removeprefix(TORCHVISION)
+    if card.backbone.startswith(TIMM):
+        raise UserError(f"torchvision does not have {card.backbone}. Export to timm or onnx.")
+    if name.startswith(_OTHERWISE) or card.options:
         raise UserError(
             f"torchvision's {card.backbone} without its classifier gives other features. Export to onnx."
         )
@@ -28,11 +33,18 @@ def write(loaded: LoadedEncoder, folder: Path) -> None:
     write_preprocessing(folder, card)
 
 
+def _head(loaded: LoadedEncoder) -> str:
+    """What torchvision calls the classifier, or the part of it that the encoder does not have."""
+    name = next((name for name in ("fc", "head", "heads") if hasattr(loaded.encoder, name)), "classifier")
+    whole = not isinstance(getattr(loaded.encoder, name), nn.Sequential)
+    return name if whole else f"{name}[-1]"
+
+
 def lines(loaded: LoadedEncoder, folder: Path) -> str:
-    head = "fc" if hasattr(loaded.encoder, "fc") else "classifier"
+    head, name = _head(loaded), loaded.card.backbone.removeprefix(TORCHVISION)
     return (
         "import torch, torchvision\n"
-        f"model = torchvision.models.{loaded.card.backbone}().eval(); model.{head} = torch.nn.Identity()\n"
+        f"model = torchvision.models.{name}().eval(); model.{head} = torch.nn.Identity()\n"
         f'model.load_state_dict(torch.load("{folder.as_posix()}/model.pth", weights_only=True))\n'
     )
 

@@ -49,6 +49,10 @@ class DINO(ViewByView, TeacherMethod):
     center: Tensor
     teacher_temperature: Tensor
 
+    @classmethod
+    def norms_in_heads(cls, config: Config) -> bool:
+        return config.method.projector_norm
+
     def __init__(self, config: Config, schedule: Schedule, f: Encoder, devices: int, classes: int) -> None:
         model, method = config.model, config.method
         d = model.projector_out

@@ -51,6 +51,11 @@ class Method(nn.Module, ABC):
     constant_lr: tuple[str, ...] = ()
 
     @classmethod
+    def norms_in_heads(cls, config: Config) -> bool:
+        """Whether there are batch norms behind the encoder."""
+        return True
+
+    @classmethod
     def check(cls, config: Config) -> None:
         """Raise a `SettingError` for settings that do not suit the method."""
 
@@ -85,6 +90,13 @@ class Method(nn.Module, ABC):
     def watch(self, k: int) -> dict[str, float | Tensor]:
         """Values of step k worth logging, taken before `after_step`."""
         return {}
+
+
+def place_of_student(method: Method) -> tuple[str, Encoder] | None:
+    """Where in the method the encoder that is trained is, by name, and itself; None where there is none."""
+    encoder = method.encoders().get("student")
+    places = {id(module): name for name, module in method.named_modules()}
+    return None if encoder is None else (places[id(encoder)], encoder)
 
 
 class ViewByView(Method):
@@ -146,9 +158,11 @@ class TeacherMethod(Method):
         super().__init__(schedule)
         method = config.method
         self.student = nn.Sequential(OrderedDict(encoder=f, projector=g))
-        convert_norms(self.student, method.student_norm, devices, method.compat)
-        # Shuffling BN is a permutation around a teacher with local statistics.
+        norms = convert_norms(self.student, method.student_norm, devices, method.compat)
+        # Shuffling BN is a permutation around a teacher with local statistics. Without any batch norm there are no
+        # statistics, and the teacher follows the weights alone.
         norm: TeacherNorm = "local" if method.teacher_norm == "shuffle" else method.teacher_norm
+        norm = norm if norms else "ema"
         self.teacher = MomentumTeacher(self.student, norm, method.history, devices, method.compat)
         self.exported: Network = method.export or "teacher"
 

@@ -34,6 +34,10 @@ class MoCo(ViewByView, TeacherMethod):
     pointer: Tensor
 
     @classmethod
+    def norms_in_heads(cls, config: Config) -> bool:
+        return False
+
+    @classmethod
     def check(cls, config: Config) -> None:
         size, batch = config.method.queue_size, config.train.batch_size
         if size < batch:

@@ -21,6 +21,10 @@ class Supervised(Method):
     can_freeze = True
     views = range(1, 2)
 
+    @classmethod
+    def norms_in_heads(cls, config: Config) -> bool:
+        return config.method.freeze_encoder and config.method.classifier_norm
+
     def __init__(self, config: Config, schedule: Schedule, f: Encoder, devices: int, classes: int) -> None:
         super().__init__(schedule)
         self.frozen = config.method.freeze_encoder

@@ -41,8 +41,8 @@ class LocalBatchNorm(PlainBatchNorm):
         if kernels_for(input, self.devices) and len(input) % self.devices == 0:
             first, *rest = input.chunk(self.devices)
             others = [F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps) for x in rest]
-            return torch.cat([_BatchNorm.forward(self, first), *others])
-        return batch_norm(input, self.weight, self.bias, self.eps, self._statistics, self.devices)
+            return self.after(torch.cat([_BatchNorm.forward(self, first), *others]))
+        return self.after(batch_norm(input, self.weight, self.bias, self.eps, self._statistics, self.devices))
 
     def _statistics(self, mean: Tensor, var: Tensor, n: int) -> tuple[Tensor, Tensor]:
         self._track(mean[0], var[0] * (n / max(n - 1, 1)))

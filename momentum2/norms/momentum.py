@@ -43,6 +43,7 @@ class MomentumBatchNorm(PlainBatchNorm):
     _pending_mean: Tensor
     _pending_var: Tensor
     _pending_count: Tensor
+    _one: Tensor
 
     def __init__(
         self,
@@ -63,6 +64,7 @@ class MomentumBatchNorm(PlainBatchNorm):
         self.register_buffer("_pending_mean", torch.zeros(devices, num_features), persistent=False)
         self.register_buffer("_pending_var", torch.zeros(devices, num_features), persistent=False)
         self.register_buffer("_pending_count", torch.zeros(()), persistent=False)
+        self.register_buffer("_one", torch.ones(()), persistent=False)
 
     @property
     def alpha(self) -> float:
@@ -94,10 +96,12 @@ class MomentumBatchNorm(PlainBatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
         if not self.training:
-            return F.batch_norm(
+            y = F.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
             )
-        return batch_norm(input, self.weight, self.bias, self.eps, self._statistics, self.devices)
+        else:
+            y = batch_norm(input, self.weight, self.bias, self.eps, self._statistics, self.devices)
+        return self.after(y)
 
     def _statistics(self, mean: Tensor, var: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """alpha · batch + (1 − alpha) · history, (k, c) each; and the batch becomes pending."""
@@ -105,10 +109,8 @@ class MomentumBatchNorm(PlainBatchNorm):
             var = var * (n / max(n - 1, 1)) ** 2
         # An overflown variance would blend to NaN (inf − inf) where plain batch norm stays finite.
         var = var.clamp(max=torch.finfo(var.dtype).max)
-        # `add_`, not `+=`: that would go through Module.__setattr__, a quarter of this method's time.
-        self._pending_mean.add_(mean.detach())
-        self._pending_var.add_(var.detach())
-        self._pending_count.add_(1)
+        pending = [self._pending_mean, self._pending_var, self._pending_count]
+        torch._foreach_add_(pending, [mean.detach(), var.detach(), self._one])
         alpha = self._alpha_or_one().to(mean.dtype)
         old_mean, old_var = self.histories()
         return old_mean.to(mean.dtype).lerp(mean, alpha), old_var.to(var.dtype).lerp(var, alpha)

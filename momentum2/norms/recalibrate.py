@@ -37,8 +37,11 @@ def recalibrate(module: nn.Module, batches: Iterable[Tensor]) -> None:
     Each norm gets the exact mean and (biased) variance of all values that reach it while every norm
     normalizes with the statistics of the batch, as in training. With a single batch, evaluation mode then
     gives the very outputs of training mode. Everything else, dropout too, is in evaluation mode meanwhile.
+    Of a network without batch norm nothing is measured.
     """
     norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
+    if not norms:
+        return
     modes = [(m, m.training) for m in module.modules()]
     found = {norm: _Moments(0, torch.zeros(()), torch.zeros(())) for norm in norms}
     hooks = [
@@ -48,7 +51,7 @@ def recalibrate(module: nn.Module, batches: Iterable[Tensor]) -> None:
     try:
         module.eval()
         for norm in norms:
-            norm.train()
+            norm.training = True  # not `train`, which would reach the dropout inside some
         for batch in batches:
             module(batch)
             seen += 1

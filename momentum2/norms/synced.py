@@ -37,7 +37,7 @@ class SyncedBatchNorm(PlainBatchNorm):
         self._check_input_dim(input)
         if input.device.type == "cuda" and self.momentum is not None and not torch.compiler.is_compiling():
             self.num_batches_tracked.add_(1)
-            return _OnCuda.apply(  # type: ignore[no-untyped-call,no-any-return]
+            y: Tensor = _OnCuda.apply(  # type: ignore[no-untyped-call]
                 input,
                 self.weight,
                 self.bias,
@@ -46,7 +46,8 @@ class SyncedBatchNorm(PlainBatchNorm):
                 self.momentum,
                 self.eps,
             )
-        return batch_norm(input, self.weight, self.bias, self.eps, self._statistics)
+            return self.after(y)
+        return self.after(batch_norm(input, self.weight, self.bias, self.eps, self._statistics))
 
     def _statistics(self, mean: Tensor, var: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """Those of all processes, from the (1, c) of n values per channel here; one collective."""

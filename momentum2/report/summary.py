@@ -87,11 +87,17 @@ def _progress(knn: Sequence[Mapping[str, float]]) -> str:
     """Whether the last online kNN is further above the untrained network than their intervals explain."""
     first, last = knn[0], knn[-1]
     # With as many neighbors as the last one had; older runs have it at step 0 alone.
-    start = last.get("floor_random", first["knn_top1"])
+    start, began = last.get("floor_random", first["knn_top1"]), "untrained"
+    if "floor_start" in last:
+        start, began = last["floor_start"], "the weights that it started from"
     gain = last["knn_top1"] - start
     within = math.hypot(first["knn_interval"], last["knn_interval"]) if "knn_interval" in last else 1.0
     how = "It is learning" if gain > within else "It has not learned yet"
-    return f"{how}: online kNN went from {start:.1f}% (untrained) to {last['knn_top1']:.1f}% ({gain:+.1f} points)."
+    if "floor_start" in last and gain < -within:
+        how = "Adapting has made it worse"
+    return (
+        f"{how}: online kNN went from {start:.1f}% ({began}) to {last['knn_top1']:.1f}% ({gain:+.1f} points)."
+    )
 
 
 def results_table(runs: Sequence[Snapshot]) -> str:

@@ -114,23 +114,29 @@ class Checkpoints:
     ) -> None:
         """Save the state after `step` steps: `shared` of process 0, and the rows of every process's `devices`.
 
-        The tensors may change afterwards: a thread writes copies. Raises a `UserError`, on all processes, if a number
-        is not finite, or if the checkpoint before could not be written.
+        The tensors may change afterwards: a thread looks at copies and writes them. Raises a `UserError`, on all
+        processes, if the checkpoint before could not be written.
         """
         self.finish()
-        raise_together(_not_finite(step, {**shared, **devices}))
+        raise_together(_not_finite(step, devices))
         parts = gather_bytes(safetensors.torch.save(on_cpu(devices)))
         if distributed.is_main():
             copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in shared.items()}
             self._writer = _Writer(step, partial(self._write, step, copies, parts, info))
 
     def finish(self) -> None:
-        """Wait until what `begin` began is on the disk; a `UserError`, on all processes, if that failed."""
-        writer, problem = self._writer, None
+        """Wait until what `begin` began is on the disk.
+
+        Raises a `UserError`, on all processes, if a number was not finite or a file could not be written.
+        """
+        problem: UserError | None = None
+        writer = self._writer
         self.wait()
         self._writer = None
         if writer is not None and isinstance(writer.error, OSError):
             problem = self._not_saved(writer.step, writer.error)
+        elif writer is not None and isinstance(writer.error, UserError):
+            problem = writer.error
         elif writer is not None and writer.error is not None:
             raise writer.error
         raise_together(problem)
@@ -157,6 +163,8 @@ class Checkpoints:
     def _write(
         self, step: int, shared: Mapping[str, Tensor], parts: list[bytes], info: Mapping[str, Any]
     ) -> None:
+        if problem := _not_finite(step, shared):
+            raise problem
         self.directory.mkdir(parents=True, exist_ok=True)
         remove_unfinished(self.directory)
         final = self.path(step)
@@ -313,6 +321,11 @@ def restore(method: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Che
                 differing.append(f"{full} has no parameter")
                 continue
             parameter = parameters[name]
+            if key == "step" and isinstance(optimizer, torch.optim.AdamW):
+                optimizer.state[parameter][key] = (
+                    tensor  # on the CPU, or a GPU would wait whenever it is read
+                )
+                continue
             if tensor.shape == parameter.shape:  # in the parameter's memory layout: sums keep their order
                 tensor = torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
             optimizer.state[parameter][key] = tensor.to(parameter.device)
@@ -350,8 +363,10 @@ def _kind(tensor: Tensor) -> str:
 
 def _not_finite(step: int, tensors: Mapping[str, Tensor]) -> UserError | None:
     floating = {name: t for name, t in tensors.items() if t.is_floating_point() and t.numel()}
+    if not floating:
+        return None
     largest = [t.to(torch.float64) for t in torch._foreach_norm(list(floating.values()), float("inf"))]
-    if not floating or bool(torch.isfinite(torch.stack(largest)).all()):  # a GPU is waited for once
+    if bool(torch.isfinite(torch.stack(largest)).all()):
         return None
     for name, tensor in floating.items():
         if not bool(torch.isfinite(tensor).all()):

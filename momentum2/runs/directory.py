@@ -60,13 +60,16 @@ class OpenRun:
         if distributed.is_main():
             write_whole(self.directory / CONFIG, self.settings)
 
-    def check_space(self, method: nn.Module) -> None:
-        """Refuse, on all processes, to start a run whose checkpoints will not fit on the disk."""
-        on_first(lambda: self._check_space(method))
+    def check_space(self, method: nn.Module, states: int = 1) -> None:
+        """Refuse, on all processes, to start a run whose checkpoints will not fit on the disk.
 
-    def _check_space(self, method: nn.Module) -> list[bytes]:
-        trained = [p for p in method.parameters() if p.requires_grad]  # each has one in the optimizer
-        size = sum(t.numel() * t.element_size() for t in [*method.state_dict().values(), *trained])
+        `states` is the number of tensors that the optimizer has for each trained parameter.
+        """
+        on_first(lambda: self._check_space(method, states))
+
+    def _check_space(self, method: nn.Module, states: int) -> list[bytes]:
+        trained = [p for p in method.parameters() if p.requires_grad]
+        size = sum(t.numel() * t.element_size() for t in [*method.state_dict().values(), *trained * states])
         to_come = max(1, self.checkpoints.keep + 1 - len(self.checkpoints.steps()))
         free = shutil.disk_usage(self.directory).free
         if free < to_come * size:
@@ -240,13 +243,14 @@ def _settings_of(run: OpenRun, config: RunConfig) -> dict[str, Any]:
     """What `config.yaml` is to hold.
 
     A resumed run keeps its file in the words of the version that began it, and so every checkpoint the hash
-    that it was written with; only settings that may change are brought up to date.
+    that it was written with; only settings that may change, and about which something was said, are brought up to date.
     """
     settings = asdict(config)
     if not run.checkpoints.steps():
         return settings
     now, kept = flatten(settings), _read_config(run.directory)
-    return _nested({n: now[n] if n in now and _may_change(n) else v for n, v in kept.items()})
+    said = {n: value for n, value in now.items() if value is not None and _may_change(n)}
+    return _nested({n: said.get(n, v) for n, v in kept.items()})
 
 
 def _check_same_settings(config: RunConfig) -> None:

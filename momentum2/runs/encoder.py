@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from momentum2 import __version__, backbones
 from momentum2.augment import ViewSpec, view_specs
-from momentum2.config import OWN, Config, Network, Stem, ViewsConfig
+from momentum2.config import OWN, Config, ModelConfig, Network, Stem, ViewsConfig
 from momentum2.errors import SettingError, UserError
 from momentum2.files import parse_json, write_whole
 from momentum2.runs.checkpoint import Checkpoints, Damaged, parse_state, parse_tensors, read_files
@@ -44,6 +44,7 @@ _CARD, _CARD_SHA256 = (
     "card_sha256",
 )  # keys of the file's metadata; files of version 0.1 lack the last
 LARGEST_IMAGE = 16_384  # pixels of a side
+MOST_CHANNELS = 1_000
 #: Where the methods of version 0.1 kept their encoders; later checkpoints say it themselves.
 _OLD_PLACES: tuple[tuple[Network, str], ...] = (
     ("teacher", "teacher.network.encoder"),
@@ -58,7 +59,9 @@ class EncoderCard:
     """What an encoder is, what it wants to see and where it comes from.
 
     `crop` is the side of the central square that is shown to it, as a share of an image's shorter side.
-    `network`, `method`, `step` and `data` are None where they are unknown, as in files from elsewhere.
+    `options` are arguments of the network's constructor. `start` names the weights that its training began with, if
+    they were not random, with their SHA-256 and license. `network`, `method`, `step` and `data` are None where they are
+    unknown, as in files from elsewhere.
     """
 
     backbone: str
@@ -69,6 +72,9 @@ class EncoderCard:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     crop: float
+    options: tuple[str, ...] = ()
+    channels: int = 3
+    start: dict[str, str] | None = None
     interpolation: Literal["bilinear"] = "bilinear"
     network: Network | None = None
     method: str | None = None
@@ -77,12 +83,18 @@ class EncoderCard:
     version: str = __version__
 
     @classmethod
-    def of_run(cls, config: Config, feature_dim: int, network: Network, step: int) -> Self:
-        """The card of an encoder that was trained with `config` for `step` steps."""
-        model, size = config.model, config.data.image_size
-        architecture = Architecture(model.backbone, model.stem, model.width)
+    def of_run(
+        cls,
+        config: Config,
+        feature_dim: int,
+        network: Network,
+        step: int,
+        start: Mapping[str, str] | None = None,
+    ) -> Self:
+        """The card of an encoder that was trained with `config` for `step` steps from `start`."""
         return replace(
-            cls.of_foreign(architecture, feature_dim, size),
+            cls.of_foreign(architecture_of(config), feature_dim, config.data.image_size),
+            start=None if start is None else dict(start),
             network=network,
             method=config.method.name,
             step=step,
@@ -94,11 +106,13 @@ class EncoderCard:
         """The card of an encoder of which only the architecture is known."""
         view = view_specs(ViewsConfig(recipe="evaluation"), image_size)[0]
         assert view.center is not None
-        return cls(*architecture, feature_dim, image_size, view.mean, view.std, view.center)
+        name, stem, width, options, channels = architecture
+        means = view.mean, view.std
+        return cls(name, stem, width, feature_dim, image_size, *means, view.center, options, channels)
 
     @property
     def architecture(self) -> Architecture:
-        return Architecture(self.backbone, self.stem, self.width)
+        return Architecture(self.backbone, self.stem, self.width, self.options, self.channels)
 
     @property
     def view(self) -> ViewSpec:
@@ -115,25 +129,56 @@ class EncoderCard:
             raise ValueError("the card is not a table")
         kinds = {"backbone": str, "stem": str, "feature_dim": int, "image_size": int}
         numbers = [values["width"], values["crop"], *values["mean"], *values["std"]]
-        if any(type(values[name]) is not kind for name, kind in kinds.items()) or not all(
-            isinstance(number, int | float) and math.isfinite(number) for number in numbers
+        options, channels, start = values.get("options", []), values.get("channels", 3), values.get("start")
+        start = {} if start is None else start
+        if (
+            not isinstance(options, list)
+            or not isinstance(start, dict)
+            or not all(isinstance(text, str) for text in (*options, *start.values()))
+            or any(type(values[name]) is not kind for name, kind in kinds.items())
+            or not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
+            or type(channels) is not int
         ):
             raise ValueError("the card has values of other kinds")
         if (
             not 0 < values["width"] <= 100
             or not 0 < values["image_size"] <= LARGEST_IMAGE
             or not 0 < values["crop"] <= 1
+            or not 0 < channels <= MOST_CHANNELS
             or len(values["mean"]) != len(values["std"])
             or min(values["std"]) <= 0
         ):
             raise ValueError("the card has values out of range")
-        return cls(**values | {"mean": tuple(values["mean"]), "std": tuple(values["std"])})
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(**values | lists)
+
+
+def inspect(config: Config, given: nn.Module | None = None) -> backbones.Facts:
+    """What the encoder of a run is, or one sentence why it cannot be; `given` where Python gave one."""
+    model, channels = config.model, 3
+    sizes = tuple(dict.fromkeys(spec.size for spec in view_specs(config.views, config.data.image_size)))
+    if given is not None:
+        return backbones.inspect_given(given, sizes, channels, OWN)
+    options = tuple(model.options or ())
+    return backbones.inspect(Architecture(model.backbone, model.stem, model.width, options, channels), sizes)
+
+
+def architecture_of(config: Config) -> Architecture:
+    """What the encoder of a run is built with."""
+    if config.model.backbone == OWN:
+        return Architecture(OWN, config.model.stem, config.model.width)
+    return inspect(config).architecture
+
+
+def resolved_model(config: Config) -> ModelConfig:
+    """The model of a run with all that it is built with."""
+    return replace(config.model, options=list(architecture_of(config).options) or None)
 
 
 class LoadedEncoder(nn.Module):
-    """An encoder in evaluation mode: (n, 3, S, S), as `preprocess` makes them, to (n, feature_dim) features.
+    """An encoder in evaluation mode: (n, channels, S, S), as `preprocess` makes them, to (n, feature_dim) features.
 
-    `encoder` is the network itself, whose state dict has torchvision's names without the classifier.
+    `encoder` is the network itself, whose state dict has the names of torchvision or timm without the classifier.
     """
 
     def __init__(self, encoder: nn.Module, card: EncoderCard) -> None:
@@ -229,7 +274,7 @@ def _from_foreign_file(
 ) -> LoadedEncoder:
     state = read_state(path)
     architecture = identify(network_in(state, ["conv1.weight"], path), path, backbone, stem, width)
-    encoder = backbones.build(*architecture)
+    encoder = backbones.of(architecture)
     fill(encoder, network_in(state, encoder.state_dict(), path), path)
     return LoadedEncoder(encoder, EncoderCard.of_foreign(architecture, encoder.feature_dim))
 
@@ -265,15 +310,15 @@ def _from_checkpoint(path: Path, network: Network | None, given: nn.Module | Non
     files = read_files(path)
     state, (tensors, _) = parse_state(files[0]), parse_tensors(files)
     config = config_from_file(path.parent.parent / CONFIG)
-    model, exported = config.model, config.method.export or "teacher"
+    exported = config.method.export or "teacher"
     places = state["info"].get("encoders", {}).items() or _OLD_PLACES
     for name, place in sorted(places, key=lambda found: found[0] != exported):
         full = f"method/{place}."
         found = {key.removeprefix(full): t for key, t in tensors.items() if key.startswith(full)}
         if found and network in (None, name):
-            architecture = Architecture(model.backbone, model.stem, model.width)
-            encoder = _encoder(path, architecture, found, given, config.data.image_size)
-            card = EncoderCard.of_run(config, encoder.feature_dim, name, state["step"])
+            encoder = _encoder(path, architecture_of(config), found, given, config.data.image_size)
+            start = state["info"].get("weights")
+            card = EncoderCard.of_run(config, encoder.feature_dim, name, state["step"], start)
             return LoadedEncoder(encoder, card)
     raise SettingError(
         "network", f"cannot be {network} for {path}: method {config.method.name} has none. Leave it out."
@@ -288,13 +333,13 @@ def _encoder(
     image_size: int,
 ) -> backbones.Encoder:
     if given is not None:
-        encoder = backbones.with_feature_dim(copy.deepcopy(given), image_size)
+        encoder = backbones.with_feature_dim(copy.deepcopy(given), image_size, architecture.channels)
     elif architecture.backbone == OWN:
         raise UserError(
             f"{path} contains the weights of a custom network, which can only be passed from Python: "
             f"load_encoder({str(path)!r}, encoder=...)."
         )
     else:
-        encoder = backbones.build(*architecture)
+        encoder = backbones.of(architecture)
     fill(encoder, state, path)
     return encoder

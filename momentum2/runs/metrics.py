@@ -7,10 +7,15 @@ from typing import Any
 
 from momentum2.errors import UserError
 from momentum2.files import parse_json, read_text, write_whole
-from momentum2.runs.results import PATCHES, PIXELS, RANDOM
+from momentum2.runs.results import PATCHES, PIXELS, RANDOM, STARTED
 
 #: The floors beside an online kNN, by the names that they have in its line.
-FLOORS = {"floor_random": RANDOM, "floor_pixels": PIXELS, "floor_patches": PATCHES}
+FLOORS = {
+    "floor_start": STARTED,
+    "floor_random": RANDOM,
+    "floor_pixels": PIXELS,
+    "floor_patches": PATCHES,
+}
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 STEP = "step-"  # begins the name of a checkpoint
 ENCODER = "encoder.safetensors"
+START = "start.safetensors"  # the encoder before the first step, if it was not random
 RESULTS = "results.json"
 REPORT = "report.html"
 BAD_IMAGES = "bad_images.txt"

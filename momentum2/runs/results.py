@@ -14,9 +14,11 @@ from momentum2.runs.names import RESULTS_LOCK
 
 log = logging.getLogger("momentum2")
 
-#: What needs no training, which any result has to beat: an untrained network, and two ways to do without one.
+#: What needs no training, which any result has to beat: an untrained network, and two ways to do without one; of a run
+#: that did not begin with random weights, those that it began with.
 RANDOM, PIXELS, PATCHES = "random initialization", "raw pixels", "whitened patches"
-FLOORS = frozenset({RANDOM, PIXELS, PATCHES})
+STARTED = "starting weights"
+FLOORS = frozenset({RANDOM, PIXELS, PATCHES, STARTED})
 
 _OLD_RANDOM = "random initialisation"  # as version 0.1 wrote it
 
@@ -51,7 +53,8 @@ class Result:
     Args:
         evaluation: What was done, such as `knn` or `linear`; with data and network it names the result.
         data: The test images.
-        network: Whose features: `teacher`, `student`, `random initialization`, `raw pixels`, `whitened patches`.
+        network: Whose features: `teacher`, `student`, `random initialization`, `raw pixels`, `whitened patches`,
+            `starting weights`.
         accuracy: The headline.
         floors: top1 of the built-in baselines, by the same evaluation unless the name says otherwise.
         settings: What the numbers depend on, and further numbers such as the best epoch.

@@ -18,6 +18,7 @@ class Alarms:
         self._low = {"z_std": 0, "z_rank": 0}  # logged steps in a row
         self._step_times: deque[float] = deque(maxlen=REMEMBERED)
         self._raised: set[str] = set()
+        self._said_worse = False
 
     def check(self, step: int, metrics: Mapping[str, float]) -> list[str]:
         """A sentence for each thing that goes wrong and did not at the last call."""
@@ -25,6 +26,17 @@ class Alarms:
         new = [f"Step {step}: {sentence}" for name, sentence in found.items() if name not in self._raised]
         self._raised = set(found)
         return new
+
+    def check_start(self, step: int, found: Mapping[str, float]) -> list[str]:
+        """A sentence if online kNN has fallen below that of the weights that the run started from, once."""
+        now, start = found.get("knn_top1"), found.get("floor_start")
+        if now is None or start is None or now >= start - found["knn_interval"] or self._said_worse:
+            return []
+        self._said_worse = True
+        return [
+            f"Step {step}: adapting lowered kNN from {start:.1f}% to {now:.1f}%. Use a lower learning rate, or more "
+            "epochs with a frozen encoder."
+        ]
 
     def _find(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         monitor = self.monitor

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -16,30 +16,50 @@ from momentum2.data import Dataset, Loader
 from momentum2.data.cache import Packed
 from momentum2.data.views import ViewBatches
 from momentum2.distributed.together import on_first
+from momentum2.errors import SettingError
 from momentum2.methods import Method
 from momentum2.runs.directory import devices_of
+from momentum2.runs.encoder import resolved_model
 from momentum2.runs.names import BAD_IMAGES
 from momentum2.seeds import derive
 from momentum2.training.device import resolve_precision
 from momentum2.training.job import Job
 from momentum2.training.plan import Plan, per_device
+from momentum2.training.start import Record, started
 
 #: Scores of a method's encoders after so many steps, by name, such as online kNN.
 Score = Callable[[dict[Network, backbones.Encoder], int], dict[str, float]]
 
 
-def build_method(config: Config, plan: Plan, classes: int, encoder: nn.Module | None = None) -> Method:
-    """The method with its initial weights, which depend on the seed alone; a given encoder starts with its own."""
+def build_method(
+    config: Config, plan: Plan, classes: int, encoder: nn.Module | None = None, weights: Path | None = None
+) -> Method:
+    """The method with its initial weights, which depend on the seed alone; a given encoder starts with its own.
+
+    `weights` is the file that the encoder starts from, if there is one.
+    """
+    model, resolved = config.model, resolved_model(config)
     torch.manual_seed(derive(config.train.seed, "initial weights"))
-    model = config.model
-    if encoder is None:
-        f = backbones.of_config(model)
-    else:
+    if encoder is not None:
         f = backbones.with_feature_dim(copy.deepcopy(encoder), config.data.image_size)
-    if model.weights:
-        backbones.load_weights(f, model.weights)
+    elif weights is not None and model.backbone.startswith(backbones.TIMM):
+        f = started(config, resolved, weights)
+    else:
+        f = backbones.of_config(resolved)
+    if weights is not None and not model.backbone.startswith(backbones.TIMM):
+        backbones.load_weights(f, weights)
     make = cast(Callable[..., Method], plan.method)  # every method that can be named takes these
-    return make(config, plan.schedule, f, plan.local_devices, classes)
+    method = make(config, plan.schedule, f, plan.local_devices, classes)
+    if config.train.recompute:
+        _recompute(method.encoders()["student"], model.backbone)
+    return method
+
+
+def _recompute(encoder: nn.Module, name: str) -> None:
+    try:
+        cast(Any, encoder).set_grad_checkpointing(True)
+    except AssertionError as error:  # how timm says that one of its networks cannot
+        raise SettingError("train.recompute", f"is not for {name} ({error}). Leave it out.") from None
 
 
 def with_devices(config: Config, out: Path, kind: type[Method]) -> Config:
@@ -75,8 +95,9 @@ def make_job(
     out: Path,
     device: torch.device,
     score: Score | None,
+    start: Record | None = None,
 ) -> Job:
-    """The method and its augmented batches, as the loop takes them."""
+    """The method and its augmented batches, as the loop takes them; `start` is what the weights began as."""
     specs = view_specs(config.views, config.data.image_size)
 
     def batches(start: int) -> ViewBatches:
@@ -115,6 +136,7 @@ def make_job(
             "cached": isinstance(dataset, Packed),
             "precision": resolve_precision(config.train.precision, device),
             "encoders": _places(method),
+            **({} if start is None else {"weights": dict(start)}),
         },
     )
 

@@ -1,6 +1,7 @@
 """Settings that cannot work, refused in one sentence before anything is opened or written."""
 
 from momentum2.augment import view_specs
+from momentum2.backbones import Facts, published
 from momentum2.config import Config, OptimConfig
 from momentum2.errors import SettingError
 from momentum2.methods import METHODS, Method
@@ -52,10 +53,32 @@ def check(config: Config, kind: type[Method]) -> None:
     kind.check(config)
 
 
+def check_encoder(config: Config, encoder: Facts) -> None:
+    """Raise a `UserError` for settings that do not suit the network."""
+    name = encoder.architecture.backbone
+    if config.model.pretrained:
+        if config.model.weights:
+            raise SettingError("model.weights", "and model.pretrained are two beginnings. Choose one.")
+        published.describe(name)
+    if config.train.recompute and encoder.batch_norms:
+        raise SettingError(
+            "train.recompute", f"would count the statistics of {name}'s batch norms twice. Leave it out."
+        )
+    if config.train.recompute and not encoder.recomputes:
+        raise SettingError("train.recompute", f"is not for {name}, which cannot do it. Leave it out.")
+    if config.optim.layer_decay is not None and not encoder.layered:
+        raise SettingError(
+            "optim.layer_decay",
+            f"is for networks of timm, which say what their layers are, not {name}. Leave it out.",
+        )
+
+
 def check_optim(optim: OptimConfig) -> None:
     """Raise a `UserError` for settings of the optimizer that do not suit each other."""
-    if optim.nesterov and optim.name == "lars":
+    if optim.nesterov and optim.name in ("lars", "adamw"):
         raise SettingError("optim.nesterov", f"is for sgd and muon, not {optim.name}. Leave it out.")
+    if optim.weight_decay_end is not None and optim.name != "adamw":
+        raise SettingError("optim.weight_decay_end", f"is for adamw, not {optim.name}. Leave it out.")
     if optim.nesterov and optim.sgd_momentum == 0:
         raise SettingError("optim.nesterov", "needs momentum. Set optim.sgd_momentum above 0.")
     for share in optim.milestones or ():

@@ -3,20 +3,25 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 
 import torch
 from torch import Tensor
 
 from momentum2.augment import draw, render, view_specs
+from momentum2.backbones import published
 from momentum2.config import Config
 from momentum2.data import Dataset, Loader, open_dataset
 from momentum2.data.loader import default_workers
 from momentum2.errors import UserError
 from momentum2.machine import memory
+from momentum2.methods.method import place_of_student
 from momentum2.optim import build_optimizer
+from momentum2.runs.encoder import inspect
 from momentum2.training.build import build_method
 from momentum2.training.by_view import choose_threads
+from momentum2.training.checks import check_encoder
 from momentum2.training.device import autocast_dtype, choose_device, keep_large_blocks
 from momentum2.training.plan import Plan, describe, resolve
 from momentum2.training.step import Stepper
@@ -47,7 +52,12 @@ def planned(config: Config, images: int | None, processes: int, probe: bool) -> 
         dataset = open_dataset(replace(config.data, cache="off"), seed=config.train.seed)
         images, classes = len(dataset), len(dataset.class_names or ())
     plan = resolve(config, images, processes)
-    lines = describe(config, plan)
+    encoder = inspect(config)
+    check_encoder(config, encoder)
+    lines = describe(config, plan, encoder)
+    if config.model.pretrained:
+        repository, license = published.describe(config.model.backbone)
+        lines.insert(2, ("weights", f"{repository}, license {license}, fetched when the run starts"))
     fixed, activations = memory_bytes(config, plan, classes)
     needs = f"{fixed / 1e9:.3g} GB for weights and optimizer, {activations / 1e9:.3g} GB for activations"
     lines.append(("memory", f"about {(fixed + activations) / 1e9:.3g} GB per process: {needs}"))
@@ -122,10 +132,12 @@ def memory_bytes(config: Config, plan: Plan, classes: int) -> tuple[int, int]:
     The forward pass is traced with tensors that have shapes but no content, counting what it keeps for backward.
     """
     with torch.device("meta"):
-        method = build_method(config, plan, classes)
+        file = None if config.model.weights is None else Path(config.model.weights)
+        method = build_method(config, plan, classes, weights=file)
     state = sum(t.numel() * t.element_size() for t in method.state_dict().values())
     parameters = [p for p in method.parameters() if p.requires_grad]
-    optimizer = build_optimizer(method.named_parameters(), config.optim, lr=0.0)
+    student = place_of_student(method)
+    optimizer = build_optimizer(method.named_parameters(), config.optim, lr=0.0, encoder=student)
     for p in parameters:
         p.grad = torch.empty_like(p)
     optimizer.step()  # without content too: it makes the optimizer's tensors
@@ -173,7 +185,8 @@ def make_step(config: Config, plan: Plan, classes: int, device: torch.device) ->
     """
     method = build_method(config, plan, classes)
     method.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = build_optimizer(method.train().named_parameters(), config.optim, lr=0.0)
+    encoder = place_of_student(method)
+    optimizer = build_optimizer(method.train().named_parameters(), config.optim, lr=0.0, encoder=encoder)
     threads = choose_threads(method, config.train, device, None)
     take_step = Stepper(method, optimizer, config.train, config.optim, device, threads)
     specs = view_specs(config.views, config.data.image_size)

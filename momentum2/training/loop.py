@@ -6,9 +6,11 @@ import torch
 
 from momentum2 import distributed
 from momentum2.distributed.together import broadcast_bytes
-from momentum2.optim import build_optimizer
+from momentum2.methods.method import place_of_student
+from momentum2.optim import STATES, build_optimizer, set_weight_decay
 from momentum2.runs.checkpoint import collect, restore
 from momentum2.runs.directory import OpenRun
+from momentum2.schedules import cosine_between
 from momentum2.training.alarms import Alarms
 from momentum2.training.by_view import choose_threads
 from momentum2.training.device import memory_gb
@@ -21,15 +23,19 @@ from momentum2.training.step import Stepper
 def fit(job: Job, run: OpenRun) -> bool:
     """Train to the end, from the run's newest checkpoint if it has one; False if a signal stopped it before."""
     method, t, device = job.method, job.train, job.device
-    optimizer = build_optimizer(method.named_parameters(), job.optim, job.lr_peak, method.constant_lr)
-    run.check_space(method)
+    encoder = place_of_student(method)
+    optimizer = build_optimizer(
+        method.named_parameters(), job.optim, job.lr_peak, method.constant_lr, encoder
+    )
+    run.check_space(method, STATES[job.optim.name])
     saved = run.checkpoints.load()
     start = saved.step if saved else 0
     if saved:
         restore(method, optimizer, saved)
     run.begin()  # nothing was refused
     threads = choose_threads(method, t, device, saved.info if saved else None)
-    take_step = Stepper(method.train(), optimizer, t, job.optim, device, threads)
+    frozen = round(job.optim.freeze_encoder_epochs * job.steps_per_epoch)
+    take_step = Stepper(method.train(), optimizer, t, job.optim, device, threads, frozen)
     if saved:
         take_step.load(saved.shared, saved.step)
     log = Log(run.directory, start, job.steps, job.steps_per_epoch, job.monitor)
@@ -45,6 +51,9 @@ def fit(job: Job, run: OpenRun) -> bool:
         for batch in batches:
             k, lr, done = batch.step, job.lr(batch.step), batch.step + 1
             look = done % job.monitor.log_every == 0 or done == job.steps
+            if job.optim.weight_decay_end is not None:
+                decay = job.optim.weight_decay, job.optim.weight_decay_end
+                set_weight_decay(optimizer, cosine_between(*decay, k, job.steps))
             waited = (
                 batch.wait if last_step is None or last_step.query() else 0.0
             )  # a busy device lost no time
@@ -81,7 +90,10 @@ def fit(job: Job, run: OpenRun) -> bool:
                 break
             if job.validate and job.is_due(done):  # after the save: it may take minutes
                 run.checkpoints.finish()
-                log.metrics(done, job.validate(done))
+                found = job.validate(done)
+                log.metrics(done, found)
+                for sentence in alarms.check_start(done, found):
+                    log.alarm(done, sentence)
                 meter.restart()
         run.checkpoints.finish()
     return not stop

@@ -1,9 +1,11 @@
 """What a config resolves to: steps, learning rate, momenta and group sizes, before anything is trained."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from momentum2.config import Config
+from momentum2.backbones import TIMM, Facts
+from momentum2.config import Config, OptimConfig
 from momentum2.errors import SettingError
 from momentum2.methods import Method
 from momentum2.schedules import Schedule, scaled_lr, scaled_weight_momentum
@@ -129,8 +131,10 @@ def resolve(config: Config, images: int, world: int = 1, own: type[Method] | Non
     )
 
 
-def describe(config: Config, plan: Plan) -> list[tuple[str, str]]:
-    """The plan as (what, value) lines: the content of `plan.txt`."""
+def describe(
+    config: Config, plan: Plan, encoder: Facts, start: Mapping[str, str] | None = None
+) -> list[tuple[str, str]]:
+    """The plan as (what, value) lines: the content of `plan.txt`; `start` is what is known of the first weights."""
     s, K = plan.schedule, plan.steps
     method, train = config.method, config.train
 
@@ -141,13 +145,15 @@ def describe(config: Config, plan: Plan) -> list[tuple[str, str]]:
     samples = f"{plan.steps * train.batch_size:,} samples"
     lines = [
         ("method", method.name if method.name != "own" else f"{plan.method.__name__} (own)"),
-        ("backbone", f"{config.model.backbone}, {config.model.stem} stem, width {config.model.width:g}"),
+        ("backbone", _backbone(encoder)),
+        *([("weights", _weights(start))] if start else []),
         ("data", f"{plan.images:,} images ({config.data.name}) at {config.data.image_size} px"),
         ("steps", f"{K:,} of {train.batch_size} images ({K / plan.steps_per_epoch:.4g} epochs, {samples})"),
         *([("devices", _devices(config, plan))] if per_device(config, plan.method) else []),
         ("processes", f"{plan.world}, {train.accumulate} micro-batch(es) of {plan.micro_batch} each"),
         ("lr", f"peak {_peak(config, plan)}, {over_time((s.lr(at[0]), s.lr(at[1]), s.lr(at[2])))}"),
         ("warm-up", f"{s.warmup:,} steps" + (", the whole run" if s.warmup == K else "")),
+        *([("optimizer", told)] if (told := _optimizer(config.optim, plan)) else []),
     ]
     if plan.method.has_teacher:
         lines.append(("m", over_time((s.m(at[0]), s.m(at[1]), s.m(at[2])))))
@@ -159,7 +165,49 @@ def describe(config: Config, plan: Plan) -> list[tuple[str, str]]:
         lines.append(("teacher BN", f"{method.teacher_norm}, {plan.teacher_bn} samples"))
     elif plan.method.has_teacher:
         lines.append(("teacher BN", f"{method.teacher_norm}, the student's running statistics"))
+    if encoder.batch_norms == 0:
+        lines.append(("batch norm", f"the encoder has none; {_heads(plan.method, config)}"))
     return lines
+
+
+def _optimizer(optim: OptimConfig, plan: Plan) -> str:
+    """What is unusual about the optimizer."""
+    told: list[str] = [optim.name] if optim.name == "adamw" else []
+    if optim.weight_decay_end is not None:
+        told.append(f"weight decay {optim.weight_decay:g} → {optim.weight_decay_end:g}")
+    if optim.encoder_lr != 1:
+        told.append(f"the encoder's rate × {optim.encoder_lr:g}")
+    if optim.layer_decay is not None:
+        told.append(f"× {optim.layer_decay:g} from layer to layer")
+    if optim.freeze_encoder_epochs:
+        frozen = round(optim.freeze_encoder_epochs * plan.steps_per_epoch)
+        told.append(f"the encoder frozen for {frozen:,} steps")
+    return ", ".join(told)
+
+
+def _weights(start: Mapping[str, str]) -> str:
+    terms = f"license {start['license']}, " if "license" in start else ""
+    return f"{start['name']}, {terms}SHA-256 {start['sha256']}"
+
+
+def _backbone(encoder: Facts) -> str:
+    name, stem, width, options, _ = encoder.architecture
+    shape = [] if name.startswith(TIMM) else [f"{stem} stem", f"width {width:g}"]  # of torchvision's ResNets
+    told = ", ".join([name, *shape, *options])
+    told += f", {encoder.parameters / 1e6:.3g} M parameters, {encoder.feature_dim} features"
+    side = encoder.map_side
+    if side is not None and side < 4:
+        told += (
+            f"; its last map is {side}×{side}, so a network of smaller stride, or larger images, may see more"
+        )
+    return told
+
+
+def _heads(kind: type[Method], config: Config) -> str:
+    """Where batch norm is that an encoder without it leaves."""
+    if not kind.norms_in_heads(config):
+        return "nor have its heads, so norms and alpha decide nothing"
+    return "only its heads have, so norms and alpha are theirs"
 
 
 def _peak(config: Config, plan: Plan) -> str:

@@ -14,6 +14,7 @@ from momentum2 import distributed
 from momentum2.config import OptimConfig, TrainConfig
 from momentum2.errors import UserError
 from momentum2.methods import Method, Output, ViewByView
+from momentum2.methods.method import place_of_student
 from momentum2.optim import set_lr
 from momentum2.seeds import derive
 from momentum2.training.by_view import ByView, Threads
@@ -43,6 +44,7 @@ class Stepper:
         optim: The norm to which gradients are clipped.
         device: Where it computes.
         threads: Of the CPU; None leaves them as they are. `self.threads` are those of the next step.
+        frozen: Steps in whose beginning the encoder stays as it is.
     """
 
     def __init__(
@@ -53,8 +55,11 @@ class Stepper:
         optim: OptimConfig,
         device: torch.device,
         threads: Threads | None = None,
+        frozen: int = 0,
     ) -> None:
         self.method, self.optimizer, self.train, self.device = method, optimizer, train, device
+        place = place_of_student(method)
+        self.frozen, self.held = frozen, list(place[1].parameters()) if place and frozen else []
         self.largest_norm = optim.clip_norm
         self.parameters = [p for p in method.parameters() if p.requires_grad]
         dtype = autocast_dtype(train.precision, device)
@@ -128,6 +133,9 @@ class Stepper:
                 self.scaler.scale(output.loss / count).backward()
             self.method.keep(output)
             loss += output.loss.detach() / count
+        if k < self.frozen:  # without gradients an optimizer passes them by, and keeps no state of them
+            for parameter in self.held:
+                parameter.grad = None
         if self.by_view is not None and not self.by_view.safe:
             # All cores for one call, from the next step on; a resumed run begins like that.
             self.by_view, self.threads = None, Threads(self.threads.each * self.threads.lanes, by_view=False)

@@ -487,7 +487,6 @@ def pictures_of_other_formats() -> Iterator[Case]:
         "ICNS",
         "DDS",
         "MPO",
-        "IM",
         "MSP",
         "SPIDER",
         "XBM",

@@ -23,6 +23,7 @@ from momentum2.detection.targets import Target
 from momentum2.detection.transforms import Draw, training_view
 from momentum2.errors import UserError
 from momentum2.norms import SyncedBatchNorm
+from momentum2.weights import Architecture
 
 MODELS: tuple[DetectorName, ...] = get_args(DetectorName)
 HEAD = HeadConfig(32, "group", box_width=16, proposals=20, sampled=16, score_threshold=0.0, detections=5)
@@ -248,8 +249,66 @@ def test_pooling_does_not_depend_on_what_was_seen_first() -> None:
 
 
 def test_backbones_and_channels_that_do_not_fit() -> None:
-    with pytest.raises(UserError, match="ResNets"):
+    with pytest.raises(UserError, match="MobileNetV2 has no maps"):
         build_detector("fcos", backbones.build("mobilenet_v2"), 3, HEAD)
     odd = HeadConfig(fpn_channels=48, tower_norm="group")
     with pytest.raises(UserError, match="multiple of 32"):
         build_detector("retinanet", backbones.build("resnet18", "small", 0.125), 3, odd)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "strides"),
+    [
+        ("timm/test_resnet", (), (4, 8, 16, 32)),
+        ("timm/test_efficientnet", (), (4, 8, 16, 32)),
+        ("timm/test_convnext", (), (4, 8, 16, 32)),
+        ("timm/test_nfnet", (), (4, 8, 16, 32)),  # its maps cannot be asked for
+        ("timm/test_vit", ("patch_size=8",), (2, 4, 8, 16)),
+        ("timm/vit_tiny_patch16_224", ("depth=1", "img_size=32"), (4, 8, 16, 32)),
+    ],
+)
+def test_maps_of_timms_networks(name: str, options: tuple[str, ...], strides: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    encoder = backbones.of(backbones.for_any_size(Architecture(name, "imagenet", 1.0, options)))
+    names = {f"encoder.{key}" for key in encoder.state_dict()}
+    maps = maps_of(encoder)
+    assert maps.strides == strides
+    assert {key for key in maps.state_dict() if key.startswith("encoder.")} == names  # the encoder itself
+    found = maps.train()(torch.rand(2, 3, 64, 96))
+    shapes = [(2, c, 64 // s, 96 // s) for c, s in zip(maps.channels, strides, strict=True)]
+    assert [tuple(m.shape) for m in found] == shapes
+    torch.stack([m.sum() for m in found]).sum().backward()
+    # What is trained gets a gradient, and what does not is behind the last map.
+    trained = {n for n, p in maps.named_parameters() if p.requires_grad}
+    assert trained == {n for n, p in maps.named_parameters() if p.grad is not None}
+    assert len(trained) >= 0.9 * len(list(maps.parameters()))
+    if "vit" in name:  # the tokens of the network, at their own stride
+        encoder.eval()
+        with torch.no_grad():
+            tokens = encoder.forward_features(torch.ones(1, 3, 64, 64))[:, encoder.num_prefix_tokens :]
+            level = maps.eval()(torch.ones(1, 3, 64, 64))[2]
+        torch.testing.assert_close(level.flatten(2).mT, tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("timm/shvit_s1", "The backbone has 3 maps, but this detector needs 4"),
+        ("timm/vit_tiny_patch16_224", "VisionTransformer does not take images of every size"),
+        ("mnasnet0_5", "MNASNet has no maps"),
+    ],
+)
+def test_networks_without_maps_are_refused(name: str, message: str) -> None:
+    with torch.device("meta"):
+        encoder = backbones.create(name)
+    with pytest.raises(UserError, match=message):
+        build_detector("mask_rcnn", encoder, 3, HEAD)
+
+
+def test_a_detector_on_a_plain_vit_trains() -> None:
+    torch.manual_seed(0)
+    encoder = backbones.build("timm/test_vit", options=("patch_size=8", "depth=2"))
+    detector = Detector(build_detector("mask_rcnn", encoder, 3, HEAD), two_stage=True).train()
+    output = detector([torch.rand(3, 64, 64), torch.rand(3, 60, 50)], targets())  # type: ignore[arg-type]
+    output.loss.backward()
+    assert [n for n, p in detector.named_parameters() if p.requires_grad and p.grad is None] == []

@@ -127,7 +127,7 @@ def test_an_error_of_one_is_the_error_of_all_and_said_once(tmp_path: Path, warm_
 
     def not_finite():
         value = torch.tensor(float("nan") if rank == 1 else 1.0)
-        StopSignal().check(value, 3, Checkpoints(here / "none", 1, ""))
+        StopSignal(Checkpoints(here / "none", 1, ""), torch.device("cpu")).check(value, 3)
 
     def not_saved():
         own = {"m": torch.tensor([float("inf") if rank == 1 else 0.0])}
@@ -160,11 +160,11 @@ def test_an_error_of_one_is_the_error_of_all_and_said_once(tmp_path: Path, warm_
 def test_a_signal_to_one_stops_all_at_the_same_step_and_a_dead_one_is_named(tmp_path: Path, warm_python: str):
     code = """
     checkpoints = Checkpoints(here / "none", 1, "")
-    with StopSignal() as stop:
+    with StopSignal(checkpoints, torch.device("cpu")) as stop:
         for step in range(10):
             if rank == 1 and step == 4:
                 os.kill(os.getpid(), signal.SIGTERM)
-            if stop.check(torch.tensor(1.0), step, checkpoints):
+            if stop.check(torch.tensor(1.0), step):
                 print("stopped at", step, flush=True)
                 break
     if rank == 1:

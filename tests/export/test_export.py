@@ -32,7 +32,7 @@ def test_the_student_on_request(run: Path, tmp_path: Path):
     expected = load_encoder(run, "student").encoder.state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in student.items())
     assert not torch.equal(student["conv1.weight"], teacher["conv1.weight"])
-    assert "student of byol after 2 steps" in (tmp_path / "student" / "MODEL_CARD.md").read_text()
+    assert "student of byol after 2 steps" in (tmp_path / "student" / "README.md").read_text()
 
 
 def test_recalibrated_statistics_are_those_of_the_images(run: Path, tmp_path: Path, photos: Path):
@@ -45,7 +45,7 @@ def test_recalibrated_statistics_are_those_of_the_images(run: Path, tmp_path: Pa
     torch.testing.assert_close(exported(batch), expected, atol=1e-4, rtol=1e-4)
     before, after = original.encoder.state_dict(), exported.encoder.state_dict()
     assert torch.equal(before["layer1.0.conv1.weight"], after["layer1.0.conv1.weight"])
-    assert "measured again on photos" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    assert "measured again on photos" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_one_image_is_too_few_to_recalibrate(run: Path, tmp_path: Path, photos: Path):

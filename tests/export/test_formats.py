@@ -2,10 +2,13 @@
 
 import ast
 import json
+import os
 import pickletools
 import re
 import runpy
+import subprocess
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -108,16 +111,97 @@ def test_onnx_for_any_batch_stem_and_width(tmp_path: Path):
 
 
 def saved(
-    folder: Path, name: str, stem: str = "imagenet", width: float = 1.0, perturbed: bool = True
+    folder: Path,
+    name: str,
+    stem: str = "imagenet",
+    width: float = 1.0,
+    perturbed: bool = True,
+    options: tuple[str, ...] = (),
+    channels: int = 3,
 ) -> Path:
     """An encoder file of random weights, and statistics that are not the initial ones."""
     torch.manual_seed(0)
-    encoder = backbones.build(name, stem, width)
+    architecture = backbones.inspect(Architecture(name, stem, width, options, channels), (64,)).architecture
+    encoder = backbones.of(architecture)
     if perturbed:
-        encoder(torch.randn(4, 3, 64, 64))
-    card = EncoderCard.of_foreign(Architecture(name, stem, width), encoder.feature_dim, 64)
-    save_encoder(folder / f"{name}.safetensors", encoder, card)
-    return folder / f"{name}.safetensors"
+        encoder(torch.randn(4, channels, 64, 64))
+    card = EncoderCard.of_foreign(architecture, encoder.feature_dim, 64)
+    card = replace(card, mean=card.mean[:channels], std=card.std[:channels])
+    file = folder / f"{name.replace('/', '-')}.safetensors"
+    save_encoder(file, encoder, card)
+    return file
+
+
+IN_OTHER_HANDS = """
+import sys
+import momentum2._torchvision  # so that torchvision loads beside a torch without CUDA
+import torch
+from transformers import AutoImageProcessor, AutoModel, TimmWrapperModel
+import timm
+
+images, *folders = sys.argv[1:]
+found = []
+with torch.no_grad():
+    for folder in folders:
+        model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        x = torch.load(images)[:, : timm.data.resolve_model_data_config(model)["input_size"][0]]
+        found.append([model(x)])
+        found[-1] += [kind.from_pretrained(folder).eval()(x).pooler_output for kind in (TimmWrapperModel, AutoModel)]
+        assert AutoImageProcessor.from_pretrained(folder).data_config["input_size"][1] == 64
+torch.save(found, images)
+"""
+
+
+@pytest.mark.slow
+def test_timm_and_transformers_load_the_folders(tmp_path: Path, warm_python: str):
+    """One process of theirs for all, because importing transformers takes longer than the rest."""
+    sources = [
+        saved(tmp_path, "resnet18"),
+        saved(tmp_path, "timm/test_vit", options=("patch_size=8", "drop_path_rate=0.1")),
+        saved(tmp_path, "timm/vit_tiny_patch16_224", options=("depth=1",)),
+        saved(tmp_path, "timm/test_convnext"),
+        saved(tmp_path, "timm/test_efficientnet", channels=2),
+    ]
+    for i, source in enumerate(sources):
+        export(source, "huggingface" if i % 2 else "timm", tmp_path / f"out{i}")
+    torch.save(IMAGES, tmp_path / "images.pt")
+    folders = [str(tmp_path / f"out{i}") for i in range(len(sources))]
+    environment = dict(os.environ, PYTHONPATH=str(Path(momentum2.__file__).parents[1]), HF_HUB_OFFLINE="1")
+    done = subprocess.run(
+        [warm_python, "-c", IN_OTHER_HANDS, str(tmp_path / "images.pt"), *folders],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for source, theirs in zip(sources, torch.load(tmp_path / "images.pt"), strict=True):
+        encoder = load_encoder(source)
+        expected = features(encoder, IMAGES[:, : encoder.card.channels])
+        assert [torch.equal(expected, found) for found in theirs] == [True] * 3, source.name
+    card = (tmp_path / "out1" / "README.md").read_text()
+    assert "library_name: timm" in card
+    assert "hf upload ORGANIZATION/NAME" in card
+    assert (
+        momentum2.load_encoder(tmp_path / "out1" / "model.safetensors").card == load_encoder(sources[1]).card
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["timm/test_vit", "timm/test_convnext", "timm/test_efficientnet"])
+def test_onnx_of_other_families(tmp_path: Path, name: str):
+    source = saved(tmp_path, name)
+    names = loaded_by(export(source, "onnx", tmp_path / "out"))
+    found = torch.from_numpy(names["model"](IMAGES.numpy()))
+    torch.testing.assert_close(found, features(load_encoder(source)), atol=1e-4, rtol=1e-4)
+    assert "library_name" not in (tmp_path / "out" / "MODEL_CARD.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["torchvision/resnet18", "convnext_tiny"])
+def test_torchvisions_networks_by_their_full_names(tmp_path: Path, name: str):
+    source = saved(tmp_path, name)
+    names = loaded_by(export(source, "torchvision", tmp_path / "out"))
+    torch.testing.assert_close(features(names["model"]), features(load_encoder(source)), atol=1e-5, rtol=0)
 
 
 def documented_names(blocks: tuple[int, ...], convolutions: int, shortcut_in_res2: bool) -> dict[str, str]:
@@ -290,6 +374,8 @@ def test_detectron2_takes_the_printed_lines(run: Path, tmp_path: Path):
         ),
         ("timm", ("resnet18", "cifar", 1.0), "timm has no resnet18 with the 3x3 stem cifar"),
         ("timm", ("mnasnet0_5", "imagenet", 1.0), "timm takes ResNets"),
+        ("torchvision", ("timm/test_vit", "imagenet", 1.0), "torchvision does not have timm/test_vit"),
+        ("detectron2", ("timm/test_vit", "imagenet", 1.0), "detectron2 takes ResNets"),
         ("huggingface", ("resnet18", "imagenet", 0.5), "timm has no resnet18 of width 0.5"),
         ("detectron2", ("resnet18", "imagenet", 0.5), "detectron2 has no resnet18 of width 0.5"),
         ("detectron2", ("mnasnet0_5", "imagenet", 1.0), "detectron2 takes ResNets"),

@@ -291,7 +291,9 @@ class _Operations(TorchDispatchMode):
         if name.startswith("_foreach"):
             kernels = _foreach_launches(args)
         count.kernels += kernels
-        read = sum(map(_bytes, fakes)) + (_bytes(args[0]) if name in TWICE else 0)
+        # Batch norm reads its input for the statistics and again to normalize; in evaluation mode once.
+        twice = name in TWICE and (name != "native_batch_norm" or args[5])
+        read = sum(map(_bytes, fakes)) + (_bytes(args[0]) if twice else 0)
         if name in ("zero_", "fill_", "_foreach_zero_"):
             read = 0
         count.bytes += read + sum(map(_bytes, made.values()))

@@ -11,6 +11,7 @@ import momentum2
 from momentum2 import LocalBatchNorm, MomentumBatchNorm, SyncedBatchNorm, convert_norms
 from momentum2._torchvision import torchvision
 from momentum2.errors import UserError
+from momentum2.norms.recalibrate import recalibrate
 
 CLASSES = {
     "local": LocalBatchNorm,
@@ -171,9 +172,10 @@ class NormAndReLU(nn.BatchNorm2d):
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (nn.Linear(2, 2), "Linear has no batch norm"),
         (nn.BatchNorm2d(2), "cannot replace itself"),
-        (nn.Sequential(nn.BatchNorm2d(2), NormAndReLU(2)), "NormAndReLU does more than batch norm"),
+        (nn.Sequential(nn.BatchNorm2d(2), NormAndReLU(2)), "NormAndReLU has running statistics"),
+        (nn.Sequential(torchvision.ops.FrozenBatchNorm2d(2)), "FrozenBatchNorm2d has running statistics"),
+        (nn.Sequential(nn.InstanceNorm2d(2, track_running_stats=True)), "InstanceNorm2d has running"),
         (nn.Sequential(nn.LazyBatchNorm2d()), "LazyBatchNorm2d"),
         (nn.Sequential(nn.BatchNorm2d(2, track_running_stats=False)), "track_running_stats"),
     ],
@@ -184,6 +186,57 @@ def test_what_cannot_be_converted_is_refused(module, message):
     with pytest.raises(UserError, match=message):
         convert_norms(module, "momentum")
     assert list(module.modules()) == before
+
+
+def test_a_network_without_batch_norm_has_none_to_convert():
+    net = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
+    assert convert_norms(net, "momentum") == 0
+    with pytest.raises(UserError, match=r'Sequential has no batch norm to convert.*norm="ema"'):
+        momentum2.MomentumTeacher(net)
+
+
+@pytest.mark.parametrize("kind", [*CLASSES, "kept"])
+@pytest.mark.parametrize("name", ["test_efficientnet", "test_byobnet"])
+def test_timms_norms_keep_their_activation(name, kind):
+    import timm
+
+    torch.manual_seed(0)
+    plain = timm.create_model(name, num_classes=0).double()
+    converted = copy.deepcopy(plain)
+    devices = 2 if kind == "local" else 1
+    assert convert_norms(converted, "local" if kind == "kept" else kind, devices) == len(norms(plain)) > 0
+    assert {type(m) for m in norms(converted)} == (
+        {CLASSES[kind]} if kind in CLASSES else {*map(type, norms(plain))}
+    )
+    assert list(converted.state_dict()) == list(plain.state_dict())
+    x = torch.rand(4, 3, 64, 64, dtype=torch.float64)
+    with torch.no_grad():
+        # Replicas of two devices are two forwards; their running statistics are the first one's.
+        expected = torch.cat([copy.deepcopy(plain)(x[2:]), plain(x[:2])][::-1]) if devices == 2 else plain(x)
+        torch.testing.assert_close(converted(x), expected, rtol=1e-9, atol=1e-12)
+        if kind != "momentum":  # its history is the batch's, not a tenth of it
+            torch.testing.assert_close(converted.eval()(x), plain.eval()(x), rtol=1e-9, atol=1e-12)
+    if kind == "synced":
+        for net in (plain, converted):
+            net.train()(x).square().sum().backward()
+        for (name, p), q in zip(plain.named_parameters(), converted.parameters(), strict=True):
+            torch.testing.assert_close(q.grad, p.grad, rtol=1e-6, atol=1e-9, msg=name)
+
+
+def test_a_dropout_inside_a_norm_is_the_students_alone():
+    from timm.layers import BatchNormAct2d
+
+    student = nn.Sequential(BatchNormAct2d(4, drop_layer=nn.Dropout, act_layer=nn.PReLU, inplace=False))
+    x = torch.randn(8, 4, 3, 3)
+    for norm in ("momentum", "local", "ema"):
+        teacher = momentum2.MomentumTeacher(student, norm)
+        assert torch.equal(teacher(x), teacher(x))
+        assert "network.0.act.weight" in dict(teacher.named_parameters())
+    convert_norms(student, "local", devices=2)
+    assert not torch.equal(student(x), student(x))
+    student.eval()
+    recalibrate(student, [x, x])
+    assert not any(m.training for m in student.modules())
 
 
 def test_an_unknown_kind_is_refused():

@@ -11,6 +11,7 @@ from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, Trai
 from momentum2.errors import UserError
 from momentum2.methods import BYOL
 from momentum2.recipes import RECIPES, find
+from momentum2.runs.encoder import inspect
 from momentum2.training.estimate import planned
 from momentum2.training.plan import describe, per_device, resolve
 
@@ -22,7 +23,20 @@ def test_every_recipe_resolves(name: str):
     config = find(name).config
     plan = resolve(config, IMAGENET)
     assert plan.steps > 0
-    assert dict(describe(config, plan))["steps"]
+    assert dict(describe(config, plan, inspect(config)))["steps"]
+
+
+def test_a_plan_says_where_batch_norm_is():
+    def line(method: MethodConfig) -> str | None:
+        config = Config(method=method, model=ModelConfig("timm/test_vit"), data=DataConfig(image_size=32))
+        return dict(describe(config, resolve(config, IMAGENET), inspect(config))).get("batch norm")
+
+    assert line(MethodConfig()) == "the encoder has none; only its heads have, so norms and alpha are theirs"
+    none = "the encoder has none; nor have its heads, so norms and alpha decide nothing"
+    assert [line(MethodConfig("moco")), line(MethodConfig("dino"))] == [none, none]
+    assert line(MethodConfig("dino", projector_norm=True)) != none
+    resnet = find("quickstart").config
+    assert "batch norm" not in dict(describe(resnet, resolve(resnet, IMAGENET), inspect(resnet)))
 
 
 def test_stl10_is_the_papers():
