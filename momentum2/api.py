@@ -45,6 +45,7 @@ from momentum2.runs.metrics import floors_in, last_knn
 from momentum2.runs.names import ENCODER, PLAN, START
 from momentum2.runs.results import Result, below_floors
 from momentum2.runs.table import RunRow, compare, write_csv
+from momentum2.runs.trackers import Tracker, send
 from momentum2.settings import check as check_settings
 from momentum2.settings import flatten
 from momentum2.training.build import build_method, make_job, with_cache, with_devices, with_precision
@@ -436,6 +437,11 @@ def write_report(
     return page.write_report([Path(run) for run in several], None if out is None else Path(out), options)
 
 
+def log_run(run: Source, to: Tracker) -> int:
+    """Send what a run logged and a tracker (tensorboard, wandb, mlflow) does not have yet; returns how many records."""
+    return send(Path(run), to)
+
+
 def doctor(folder: Source = ".") -> list[tuple[str, str]]:
     """What a bug report needs, as (what, value) lines: versions, devices, cores, memory, disk at `folder`, speed."""
     from momentum2.training.doctor import examine
@@ -517,6 +523,7 @@ __all__ = [
     "evaluate_semi",
     "export_encoder",
     "load_encoder",
+    "log_run",
     "plan",
     "pretrain",
     "recipe",

@@ -337,6 +337,8 @@ class MonitorConfig:
         knn_k: Number of neighbors that vote.
         knn_temperature: Temperature of the votes.
         tensorboard: Also write TensorBoard events (needs the tensorboard extra).
+        wandb: Also send what is logged to Weights & Biases (needs the wandb extra).
+        mlflow: Also send what is logged to MLflow (needs the mlflow extra).
         report: Write report.html at the end of the run.
         collapse_std: Alarm when the std of the unit-length outputs times sqrt(width) falls below this.
         collapse_rank: Alarm when their effective rank falls below this.
@@ -351,6 +353,8 @@ class MonitorConfig:
     knn_k: Count = 20
     knn_temperature: Positive = 0.07
     tensorboard: bool = False
+    wandb: bool = False
+    mlflow: bool = False
     report: bool = True
     collapse_std: NotNegative = 0.1
     collapse_rank: NotNegative = 2.0

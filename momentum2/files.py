@@ -89,10 +89,13 @@ def append(path: Path) -> TextIO:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock that other processes on this machine respect; it is free again when its holder is gone."""
+def locked(path: Path, wait: bool = True) -> Iterator[None]:
+    """Hold a lock that other processes on this machine respect; it is free again when its holder is gone.
+
+    Without `wait`, a lock that somebody else holds is a `BlockingIOError`.
+    """
     with append(path) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
 
 

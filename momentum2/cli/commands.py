@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from momentum2.cli.options import ConfigFile, Options, Positional, Words
 from momentum2.config import Config, Count, Limits, Network, Processes, Resume
@@ -593,6 +593,29 @@ def reproduce(words: Words) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class LogOptions:
+    """Where it goes.
+
+    Args:
+        to: tensorboard, wandb or mlflow.
+    """
+
+    to: Literal["tensorboard", "wandb", "mlflow"] | None = None
+
+
+def log(words: Words) -> int:
+    """Send a log to a tracker."""
+    from momentum2.runs.trackers import send  # torch is not needed for it
+
+    to = words.read(LogOptions()).to
+    if to is None:
+        raise UserError("Choose where to send it with --to: tensorboard, wandb or mlflow.")
+    count = send(Path(words.one()), to)
+    _say(f"Sent {count:,} records to {to}." if count else f"{to} has everything already.")
+    return 0
+
+
 def doctor(words: Words) -> int:
     """Say what a bug report needs."""
     from momentum2 import api
@@ -754,6 +777,13 @@ COMMANDS: dict[str, Command] = {
         "RUN --format FORMAT --out FOLDER [options]",
         lambda: Options(_RUN, (ExportOptions(),)),
         export,
+    ),
+    "log": Command(
+        "Send what a run logged to TensorBoard, Weights & Biases or MLflow. Each record is sent once, whether by this "
+        "command or while the run trains (--monitor.wandb and so on).",
+        "RUN --to tensorboard|wandb|mlflow",
+        lambda: Options(Positional("RUN", "A run directory."), (LogOptions(),)),
+        log,
     ),
     "doctor": Command(
         "Show versions, devices, cores, memory, disk and decoding speed, for bug reports.",

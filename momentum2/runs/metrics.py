@@ -24,10 +24,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         lines = read_text(path).split("\n")
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}). Move it away.") from None
-    return [record for line in lines if (record := _record(line)) is not None]
+    return [record for line in lines if (record := parse_record(line)) is not None]
 
 
-def _record(line: str) -> dict[str, Any] | None:
+def parse_record(line: str) -> dict[str, Any] | None:
     """What was logged in a line: a step, numbers, and words by name."""
     try:
         record = parse_json(line)

@@ -13,6 +13,8 @@ BAD_IMAGES = "bad_images.txt"
 LOCK = ".lock"
 RESULTS_LOCK = ".results.lock"
 TENSORBOARD = "tensorboard"
+MLRUNS = "mlruns"
+TRACKER = "tracker-"  # begins the name of what was sent to a tracker
 # Of a detector:
 DETECTOR = "detector.safetensors"
 DETECTIONS = "detections.json"

@@ -1,4 +1,4 @@
-"""What a run says: `metrics.jsonl`, which is the truth, the terminal, and TensorBoard."""
+"""What a run says: `metrics.jsonl`, which is the truth, the terminal, and trackers, which follow it."""
 
 import json
 import logging
@@ -17,10 +17,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from momentum2 import distributed
-from momentum2.errors import UserError
+from momentum2.config import MonitorConfig
 from momentum2.files import append
 from momentum2.runs.metrics import keep_until, read_metrics
-from momentum2.runs.names import METRICS, TENSORBOARD
+from momentum2.runs.names import METRICS
+from momentum2.runs.trackers import Follower, check_installed, wanted
 from momentum2.terminal import has_bars
 
 
@@ -84,26 +85,21 @@ class Log:
     """Writes a run's log from its main process; the others' calls do nothing."""
 
     def __init__(
-        self, directory: Path, start: int, steps: int, steps_per_epoch: int, tensorboard: bool
+        self, directory: Path, start: int, steps: int, steps_per_epoch: int, monitor: MonitorConfig
     ) -> None:
         self.main = distributed.is_main()
         self.steps, self.steps_per_epoch = steps, steps_per_epoch
         self.last_line = -math.inf
-        self.writer: Any = None
+        self.followers: list[Follower] = []
         self.progress: Progress | None = None
         if not self.main:
             return
+        for tracker in wanted(monitor):
+            check_installed(tracker)  # before anything is changed
         self.path = directory / METRICS
         keep_until(self.path, start)
         self.file = append(self.path)
-        if tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise UserError(
-                    "TensorBoard is not installed. Run pip install 'momentum2[tensorboard]'."
-                ) from None
-            self.writer = SummaryWriter(str(directory / TENSORBOARD), purge_step=start)
+        self.followers = [Follower(directory, tracker) for tracker in wanted(monitor)]
         if has_bars():
             self.progress = Progress(
                 TextColumn("epoch {task.fields[epoch]}"),
@@ -127,17 +123,14 @@ class Log:
             self.progress.stop()
         if self.main:
             self.file.close()
-            if self.writer:
-                self.writer.close()
+            for sentence in filter(None, [follower.end() for follower in self.followers]):
+                log.warning(sentence)
 
     def metrics(self, step: int, values: dict[str, float]) -> None:
         """Record values of `step`, and show them."""
         if not self.main:
             return
         self._write({"step": step, **values})
-        if self.writer:
-            for name, value in values.items():
-                self.writer.add_scalar(name, value, step)
         if "loss" not in values:
             shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
             self.say(f"step {step:>{len(str(self.steps))}}/{self.steps}  {shown}")

@@ -38,7 +38,7 @@ def fit(job: Job, run: OpenRun) -> bool:
     take_step = Stepper(method.train(), optimizer, t, job.optim, device, threads, frozen)
     if saved:
         take_step.load(saved.shared, saved.step)
-    log = Log(run.directory, start, job.steps, job.steps_per_epoch, job.monitor.tensorboard)
+    log = Log(run.directory, start, job.steps, job.steps_per_epoch, job.monitor)
     alarms, meter, stop = Alarms(job.monitor), Meter(), False
     last_step = torch.cuda.Event() if device.type == "cuda" else None
     with log, StopSignal(run.checkpoints, device) as signal, job.batches(start) as batches:

@@ -136,9 +136,8 @@ class Judge:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._server.stdin is not None
-        self._server.stdin.close()
-        self._server.wait(60)
+        with self._server:  # closes its pipes, at which it ends
+            pass
         _remove(self.root)
 
     def make(self, name: str, *commands: tuple[str, ...]) -> Path:
