@@ -69,7 +69,7 @@ def command(options: argparse.Namespace, out: Path, seed: int) -> list[str]:
         "monitor.report": "false",
     }
     flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    return ["pretrain", "quickstart", *flags]
+    return ["pretrain", "quickstart-paper", *flags]
 
 
 @dataclass

@@ -135,10 +135,12 @@ def safetensors_parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryv
     """The content of a .safetensors file with these tensors of the CPU, in parts.
 
     safetensors' own `save` keeps the other threads of Python from running until all is done, which takes seconds.
+    Like there, wide types come first, so that all are aligned; names are in their order: equal tensors, equal bytes.
     """
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, object] = {}
     end = 0
-    for name, tensor in tensors.items():
+    for name, tensor in ordered:
         begin, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = {
             "dtype": _DTYPES[tensor.dtype],
@@ -148,7 +150,7 @@ def safetensors_parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryv
     words = json.dumps(header).encode()
     words += b" " * (-len(words) % 8)
     yield len(words).to_bytes(8, "little") + words
-    for tensor in tensors.values():
+    for _, tensor in ordered:
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         yield memoryview(flat.numpy())  # type: ignore[arg-type]
 

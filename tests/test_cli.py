@@ -101,7 +101,7 @@ def planned(*arguments: str) -> Config:
         (["views"], "Missing argument DATA"),
         (["report"], "Missing argument RUN"),
         (["export", "nowhere"], "Choose a format with --format"),
-        (["watch", "nowhere", "--port", "70000"], "--port must be from 0 to 65535"),
+        (["watch", "nowhere", "--port", "70000"], "--port must be at most 65,535, not 70000"),
         (["--print-completion"], "Choose a shell"),
         (["--print-completion", "csh"], "Choose a shell: momentum2 --print-completion bash|zsh"),
     ],

@@ -161,8 +161,8 @@ def _summary(name: str) -> str:
 
 def _parser(name: str) -> argparse.ArgumentParser:
     """A parser that writes the help of a command."""
-    usage = "\n       ".join(f"momentum2 {name} {line}" for line in COMMANDS[name].usage.splitlines())
-    return argparse.ArgumentParser(usage=plain(usage), description=plain(COMMANDS[name].description))
+    usage = "\n       ".join(f"momentum2 {name} {line}" for line in COMMANDS[name].usage.split("\n"))
+    return argparse.ArgumentParser(usage=plain(usage.rstrip()), description=plain(COMMANDS[name].description))
 
 
 def _completion(shell: str) -> str:

@@ -332,6 +332,7 @@ def test_runs_on_them_learn_evaluate_and_export(kind: str, tmp_path: Path, slice
             "data.channels": channels,
             "data.window": window,
             "data.mean": ",".join(["0.4"] * channels),
+            "model.backbone": "resnet18",  # other tools have it
             "model.width": 0.125,
             "model.projector_hidden": 16,
             "data.image_size": 16,

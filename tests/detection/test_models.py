@@ -308,7 +308,7 @@ def test_networks_without_maps_are_refused(name: str, message: str) -> None:
 def test_a_detector_on_a_plain_vit_trains() -> None:
     torch.manual_seed(0)
     encoder = backbones.build("timm/test_vit", options=("patch_size=8", "depth=2"))
-    detector = Detector(build_detector("mask_rcnn", encoder, 3, HEAD), two_stage=True).train()
+    detector = Detector(build_detector("mask_rcnn", encoder, 3, HEAD), 64, 128).train()
     output = detector([torch.rand(3, 64, 64), torch.rand(3, 60, 50)], targets())  # type: ignore[arg-type]
     output.loss.backward()
     assert [n for n, p in detector.named_parameters() if p.requires_grad and p.grad is None] == []
