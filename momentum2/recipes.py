@@ -617,7 +617,9 @@ def configure(recipe: Recipe | None, given: Mapping[str, object]) -> Config:
     if recipe and recipe.adapt:
         config = override(recipe.adapt(config, frozenset(given)), given)
     if "optim.name" in given and "optim.nesterov" not in given and config.optim.name not in ("sgd", "muon"):
-        config = replace(config, optim=replace(config.optim, nesterov=False))  # the recipe's, for its own optimizer
+        config = replace(
+            config, optim=replace(config.optim, nesterov=False)
+        )  # the recipe's, for its own optimizer
     # A network is tested on images of the kind that it is trained on.
     seen = {
         name: getattr(config.data, name)
