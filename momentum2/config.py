@@ -38,7 +38,7 @@ Threads = Annotated[int, Limits(0, 1024)]
 Strength = Annotated[float, Limits(0, 10**4)]  # a multiplier of an augmentation
 
 #: One number for all views, or one for each.
-PerView = float | list[float]
+PerView = Strength | Annotated[list[Strength], Limits(1, 100)]
 #: The name of a method, a backbone or a data set that was passed from Python as an object.
 OWN: Literal["own"] = "own"
 MethodName = Literal["byol", "moco", "simsiam", "simclr", "dino", "supervised", "own"]

@@ -420,9 +420,9 @@ def test_lists(tmp_path: Path):
     for value in ("[640, 800]", "640,800", ["640", 800], (640, 800)):
         assert override(DetectConfig(), {"data.short_edges": value}).data.short_edges == [640, 800]
     for value, says in (
-        ("[]", "from 1 to 1000 values"),
+        ("[]", "at least 1 value"),
         ("5,x", "a whole number"),
-        ("5,0", "from 1 to 8192, not 0"),
+        ("5,0", "at least 1, not 0"),
     ):
         with pytest.raises(SettingError, match=says):
             override(DetectConfig(), {"data.short_edges": value})

@@ -1,6 +1,5 @@
 """What the training loop asks of a method, and nothing else."""
 
-import itertools
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from typing import ClassVar, NamedTuple, cast
@@ -136,8 +135,10 @@ def outputs_of(network: nn.Module, views: list[Tensor], devices: int) -> list[Te
         devices: The samples of each of these stay together, so that its statistics are over all its views.
     """
     outputs: list[Tensor] = []
-    for _, same in itertools.groupby(views, lambda v: v.shape[-1]):
-        parts = [v.chunk(devices) for v in same]
+    while len(outputs) < len(views):
+        rest = views[len(outputs) :]
+        other = next((i for i, v in enumerate(rest) if v.shape[-1] != rest[0].shape[-1]), len(rest))
+        parts = [v.chunk(devices) for v in rest[:other]]
         z = network(torch.cat([part for of_device in zip(*parts, strict=True) for part in of_device]))
         split = z.unflatten(0, (devices, len(parts), -1))  # devices × views × samples × d
         outputs += [x.flatten(0, 1) for x in split.unbind(1)]
