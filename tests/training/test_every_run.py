@@ -58,8 +58,9 @@ def test_every_recipe_trains(name: str, tmp_path: Path):
     train = replace(TRAIN, devices="auto" if config.train.devices == "auto" else 4)
     monitor = replace(config.monitor, knn_every=0, log_every=1)
     views = replace(config.views, small_size=8)
+    optim = replace(config.optim, layer_decay=None)  # for networks of timm
     config = replace(
-        config, model=model, data=DATA, eval_data=DATA, views=views, train=train, monitor=monitor
+        config, model=model, data=DATA, eval_data=DATA, views=views, train=train, monitor=monitor, optim=optim
     )
     assert pretrain(config, tmp_path / "run").finished
     losses = [r["loss"] for r in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in r]

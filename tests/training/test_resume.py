@@ -189,7 +189,7 @@ from momentum2.cli import main
 out, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 by_view.cpu_threads = lambda: 2 - rank  # what each process would choose by its own look
 make_stepper, used = train.Stepper, []
-train.Stepper = lambda *rest: (used.append(torch.get_num_threads()), make_stepper(*rest))[1]
+train.Stepper = lambda *rest: (make_stepper(*rest), used.append(torch.get_num_threads()))[0]
 size = ["--train.steps=1", "--train.batch_size=8", "--model.width=0.125", "--model.projector_hidden=32"]
 data = ["--data.train_size=64", "--monitor.knn_every=0", "--monitor.report=false", "--train.device=cpu"]
 code = main(["pretrain", "quickstart", "--out", str(out / "run"), *size, *data])
