@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import momentum2
 from momentum2.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parent.parent
@@ -137,8 +138,19 @@ def test_every_command_is_run():
     assert {*first_uses(), *ELSEWHERE} == set(COMMANDS)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_links_of(page: Path):
-    """Links to files of the repository lead somewhere."""
-    links = re.findall(r"\]\(([^)#:]+)[^):]*\)", page.read_text(encoding="utf-8"))
-    assert [link for link in links if not (page.parent / link).exists()] == []
+def test_the_site_is_whole(tmp_path: Path):
+    """Every page is built and in the menu, links and anchors lead somewhere, every public name is in the reference,
+    and a reader's browser loads nothing from elsewhere."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    environment = dict(os.environ, NO_MKDOCS_2_WARNING="1")
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert {f"{p.stem}.html" for p in PAGES if p.stem != "README"} < {p.name for p in tmp_path.glob("*.html")}
+    reference = (tmp_path / "api.html").read_text(encoding="utf-8")
+    missing = [name for name in momentum2.__all__ if f'id="momentum2.{name}"' not in reference]
+    assert missing == ["__version__"]
+    for page in tmp_path.rglob("*.html"):
+        loaded = re.findall(
+            r"<(?:script|link|img|iframe)\b[^>]*?https?:[^>]*>", page.read_text(encoding="utf-8")
+        )
+        assert loaded == [], page.name
