@@ -12,14 +12,13 @@ from momentum2.export.target import (
     require_usual,
     write_preprocessing,
 )
-from momentum2.runs.encoder import LoadedEncoder, save_encoder
+from momentum2.runs.encoder import EncoderCard, LoadedEncoder, save_encoder
 
 #: Networks whose encoder is not just torchvision's network without its last part.
 _OTHERWISE = ("vgg", "googlenet", "inception")
 
 
-def write(loaded: LoadedEncoder, folder: Path) -> None:
-    card = loaded.card
+def check(card: EncoderCard) -> None:
     require_usual(card, "torchvision")
     name = card.backbone.removeprefix(TORCHVISION)
     if card.backbone.startswith(TIMM):
@@ -28,9 +27,12 @@ def write(loaded: LoadedEncoder, folder: Path) -> None:
         raise UserError(
             f"torchvision's {card.backbone} without its classifier gives other features. Export to onnx."
         )
+
+
+def write(loaded: LoadedEncoder, folder: Path) -> None:
     save_encoder(folder / "model.safetensors", loaded.encoder, loaded.card)
     torch.save(loaded.encoder.state_dict(), folder / "model.pth")
-    write_preprocessing(folder, card)
+    write_preprocessing(folder, loaded.card)
 
 
 def _head(loaded: LoadedEncoder) -> str:
@@ -49,4 +51,4 @@ def lines(loaded: LoadedEncoder, folder: Path) -> str:
     )
 
 
-TARGET = Target(write, lines)
+TARGET = Target(check, write, lines, uses_torchvision=True)
