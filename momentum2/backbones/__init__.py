@@ -261,7 +261,7 @@ def _create(
     try:
         try:
             return make()
-        except (RuntimeError, NotImplementedError):
+        except RuntimeError:
             if device.type != "meta":
                 raise
         # Some do tensor arithmetic while they are built, which the meta device cannot do.

@@ -22,8 +22,8 @@ from momentum2.terminal import progress
 _MOST_INFLATED, _HARMLESS = 100, 64 << 20
 #: What tarfile and zipfile raise for archives that are damaged, or made to confuse them.
 _DAMAGE = (
-    *(OSError, EOFError, ValueError, KeyError, IndexError, OverflowError, RuntimeError, NotImplementedError),
-    *(UnicodeError, struct.error, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile),
+    *(OSError, EOFError, ValueError, KeyError, IndexError, OverflowError, RuntimeError, struct.error),
+    *(zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile),
 )
 
 

@@ -5,13 +5,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from momentum2.backbones import TIMM, TORCHVISION
+from momentum2.backbones import TIMM
 from momentum2.errors import UserError
-from momentum2.export.target import (
-    Target,
-    require_usual,
-    write_preprocessing,
-)
+from momentum2.export.target import Target, plain, require_usual, write_preprocessing
 from momentum2.runs.encoder import LoadedEncoder, save_encoder
 
 #: Networks whose encoder is not just torchvision's network without its last part.
@@ -21,10 +17,9 @@ _OTHERWISE = ("vgg", "googlenet", "inception")
 def write(loaded: LoadedEncoder, folder: Path) -> None:
     card = loaded.card
     require_usual(card, "torchvision")
-    name = card.backbone.removeprefix(TORCHVISION)
     if card.backbone.startswith(TIMM):
         raise UserError(f"torchvision does not have {card.backbone}. Export to timm or onnx.")
-    if name.startswith(_OTHERWISE) or card.options:
+    if plain(card).startswith(_OTHERWISE) or card.options:
         raise UserError(
             f"torchvision's {card.backbone} without its classifier gives other features. Export to onnx."
         )
@@ -41,10 +36,10 @@ def _head(loaded: LoadedEncoder) -> str:
 
 
 def lines(loaded: LoadedEncoder, folder: Path) -> str:
-    head, name = _head(loaded), loaded.card.backbone.removeprefix(TORCHVISION)
+    network = f"torchvision.models.{plain(loaded.card)}()"
     return (
         "import torch, torchvision\n"
-        f"model = torchvision.models.{name}().eval(); model.{head} = torch.nn.Identity()\n"
+        f"model = {network}.eval(); model.{_head(loaded)} = torch.nn.Identity()\n"
         f'model.load_state_dict(torch.load("{folder.as_posix()}/model.pth", weights_only=True))\n'
     )
 

@@ -70,9 +70,11 @@ class BYOL(ViewByView, TeacherMethod):
         # z' of v and v', not of small crops: N×d, no gradient, history frozen
         return (q, self.teacher(view)) if i < 2 else (q,)
 
-    def encode_joined(self, views: list[Tensor], devices: int) -> list[tuple[Tensor, ...]]:
-        targets = outputs_of(self.teacher, views[:2], devices)
-        predictions = [self.predictor(z) for z in outputs_of(self.student, views, devices)]
+    def encode_all(self, views: list[Tensor]) -> list[tuple[Tensor, ...]]:
+        if self.joint is None:
+            return super().encode_all(views)
+        targets = outputs_of(self.teacher, views[:2], self.joint)
+        predictions = [self.predictor(z) for z in outputs_of(self.student, views, self.joint)]
         return [(q, *targets[i : i + 1]) for i, q in enumerate(predictions)]
 
     def meet(self, encoded: list[tuple[Tensor, ...]], labels: Tensor | None) -> Output:

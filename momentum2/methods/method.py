@@ -116,14 +116,12 @@ class ViewByView(Method):
     def meet(self, encoded: list[tuple[Tensor, ...]], labels: Tensor | None) -> Output:
         """The loss of the micro-batch, from what `encode` made of each view."""
 
-    def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
-        if self.joint is not None:
-            return self.meet(self.encode_joined(views, self.joint), labels)
-        return self.meet([self.encode(i, view) for i, view in enumerate(views)], labels)
+    def encode_all(self, views: list[Tensor]) -> list[tuple[Tensor, ...]]:
+        """What `encode` makes of each view; where they are `joint`, by one call of a network for all of one size."""
+        return [self.encode(i, view) for i, view in enumerate(views)]
 
-    def encode_joined(self, views: list[Tensor], devices: int) -> list[tuple[Tensor, ...]]:
-        """As `encode` of each view, but with one call of a network for all of one size, if the method `can_join`."""
-        raise NotImplementedError
+    def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
+        return self.meet(self.encode_all(views), labels)
 
 
 def outputs_of(network: nn.Module, views: list[Tensor], devices: int) -> list[Tensor]:

@@ -46,8 +46,10 @@ class SimCLR(ViewByView):
     def encode(self, i: int, view: Tensor) -> tuple[Tensor, ...]:
         return (F.normalize(self.student(view).float(), dim=1),)  # N×d
 
-    def encode_joined(self, views: list[Tensor], devices: int) -> list[tuple[Tensor, ...]]:
-        return [(F.normalize(z.float(), dim=1),) for z in outputs_of(self.student, views, devices)]
+    def encode_all(self, views: list[Tensor]) -> list[tuple[Tensor, ...]]:
+        if self.joint is None:
+            return super().encode_all(views)
+        return [(F.normalize(z.float(), dim=1),) for z in outputs_of(self.student, views, self.joint)]
 
     def meet(self, encoded: list[tuple[Tensor, ...]], labels: Tensor | None) -> Output:
         (z1,), (z2,) = encoded

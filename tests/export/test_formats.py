@@ -261,7 +261,7 @@ def test_detectron2_has_exactly_its_names(
 
 def test_detectron2_gets_weights_without_numpy(tmp_path: Path):
     """A pickle of arrays would name modules of this NumPy, which another cannot find."""
-    export(saved(tmp_path, "resnet18"), "detectron2", tmp_path / "out")
+    export(saved(tmp_path, "torchvision/resnet18"), "detectron2", tmp_path / "out")
     with zipfile.ZipFile(tmp_path / "out" / "model.pth") as archive:
         (pickled,) = [name for name in archive.namelist() if name.endswith("data.pkl")]
         named = {str(argument) for code, argument, _ in pickletools.genops(archive.read(pickled)) if argument}
