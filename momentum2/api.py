@@ -15,7 +15,7 @@ from torch import nn
 
 from momentum2 import distributed
 from momentum2.backbones import Facts
-from momentum2.config import OWN, Config, DataConfig, Network, ObjectsConfig, Resume
+from momentum2.config import OWN, Config, DataConfig, Network, ObjectsConfig, Resume, Tracker
 from momentum2.data import Dataset, open_dataset
 from momentum2.data.fingerprint import Fingerprint, difference, fingerprint
 from momentum2.data.looking import check_reading, reading_of
@@ -35,7 +35,7 @@ from momentum2.evaluate.search import search as search_features
 from momentum2.evaluate.selection import By, Selection, SelectOptions
 from momentum2.evaluate.selection import select as select_features
 from momentum2.evaluate.subject import Subject, SubjectOptions, data_of, open_subject
-from momentum2.files import write_whole
+from momentum2.files import place_of, write_csv, write_whole
 from momentum2.methods import Method
 from momentum2.runs import objects
 from momentum2.runs.directory import open_run
@@ -44,8 +44,8 @@ from momentum2.runs.handle import Run
 from momentum2.runs.metrics import floors_in, last_knn
 from momentum2.runs.names import ENCODER, PLAN, START
 from momentum2.runs.results import Result, below_floors
-from momentum2.runs.table import RunRow, compare, write_csv
-from momentum2.runs.trackers import Tracker, send
+from momentum2.runs.table import RunRow, columns, compare
+from momentum2.runs.trackers import send
 from momentum2.settings import check as check_settings
 from momentum2.settings import flatten
 from momentum2.training.build import build_method, make_job, with_cache, with_devices, with_precision
@@ -171,9 +171,8 @@ def pretrain(
 def _save(path: Path, method: Method, config: Config, step: int, start: Record | None) -> None:
     network, best = next(iter(method.encoders().items()))
     card = EncoderCard.of_run(config, best.feature_dim, network, step, start)
-    save_encoder(
-        path, best, card if step else replace(card, network=None)
-    )  # before the first step they are one
+    # Before the first step teacher and student are one.
+    save_encoder(path, best, card if step else replace(card, network=None))
 
 
 def _expect(name: str, given: object, kind: Any, words: str) -> None:
@@ -389,7 +388,7 @@ def compare_runs(folder: Source, out: Source | None = None) -> list[RunRow]:
     place = _file("out", out, ".csv")
     found = compare(Path(folder))
     if place is not None:
-        write_csv(place, found)
+        write_csv(place, columns(found))
     return found
 
 
@@ -398,17 +397,7 @@ def _embeddings(features: Source | Embeddings) -> Embeddings:
 
 
 def _file(setting: str, place: Source | None, *suffixes: str) -> Path | None:
-    """A file to write, checked before anything is computed."""
-    path = None if place is None else Path(place)
-    if path is None:
-        return None
-    if path.suffix not in suffixes:
-        raise SettingError(setting, f"must be a file that ends in {' or '.join(suffixes)}.")
-    if not path.parent.is_dir():
-        raise SettingError(
-            setting, f"{path} is in a folder that does not exist. Create it, or choose another."
-        )
-    return path
+    return None if place is None else place_of(setting, place, *suffixes)
 
 
 def export_encoder(

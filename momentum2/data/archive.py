@@ -16,6 +16,7 @@ from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.images import BadImage, Encoded, refuse_large
 from momentum2.data.layout import choose_split, images_among, is_hidden, labels_from_folders, split_word
 from momentum2.errors import SettingError, UserError
+from momentum2.files import version
 from momentum2.terminal import progress
 
 #: How many times larger than in its archive an image can be: most formats are compressed already. Smaller ones may.
@@ -44,8 +45,7 @@ class Archive(Dataset):
         super().__init__(names, labels, classes)
         self.path, self.places = path, places
         self.is_zip = zipfile.is_zipfile(path)
-        found = path.stat()
-        self.version = f"{found.st_size}\0{found.st_mtime_ns}"
+        self.version = version(path)
 
     def picture(self, index: int) -> Encoded:
         place, size = self.places[index].tolist()

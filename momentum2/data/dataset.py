@@ -120,9 +120,8 @@ class Dataset(ABC):
         labels: Ints | None = None,
         class_names: Iterable[str] | None = None,
     ) -> None:
-        own = isinstance(names, Sequence) and not isinstance(
-            names, list | tuple
-        )  # a sequence that needs no copy
+        # One of our own sequences needs no copy.
+        own = isinstance(names, Sequence) and not isinstance(names, list | tuple)
         self.names: Sequence[str] = names if own else Names(names)  # type: ignore[assignment]
         self.labels = labels
         self.class_names = None if class_names is None else tuple(class_names)

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from momentum2 import distributed
-from momentum2.errors import SettingError, UserError, shown
+from momentum2.errors import UserError, shown
 from momentum2.evaluate.features import Features
 from momentum2.evaluate.subject import Subject
-from momentum2.files import open_regular, parse_json, whole_file
+from momentum2.files import asked_for, open_regular, parse_json, place_of, whole_file
 from momentum2.runs.encoder import LARGEST_IMAGE
 from momentum2.weights import checksum, on_cpu
 
@@ -105,21 +105,12 @@ def embed(subject: Subject, options: EmbedOptions) -> Embeddings:
     An `.npz` has arrays `features` (n, d) float32, `paths` (n,), `labels` (n,), `class_names` and `origin` (JSON); a
     `.parquet` has columns `path`, `label`, `class` and `features`. Neither has labels if the data has none.
     """
-    path = Path(options.out or "")
-    if path.suffix not in (".npz", ".parquet"):
-        raise SettingError("out", "must be a file that ends in .npz or .parquet.")
-    if not path.parent.is_dir():
-        raise SettingError("out", f"{path} is in a folder that does not exist. Create it, or choose another.")
+    path = place_of("out", options.out or "", ".npz", ".parquet")
     write = _write_npz if path.suffix == ".npz" else _parquet_writer()
     found = embeddings(subject)
     if distributed.is_main():
-        try:
-            with whole_file(path) as file:
-                write(file, found)
-        except OSError as error:
-            raise SettingError(
-                "out", f"{path} cannot be written ({error.strerror}). Choose another file."
-            ) from None
+        with asked_for("out", path), whole_file(path) as file:
+            write(file, found)
     return found
 
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from momentum2 import distributed
 from momentum2.distributed.together import gather_bytes, on_first, raise_together
-from momentum2.errors import SettingError, UserError
+from momentum2.errors import UserError
 from momentum2.files import (
     parse_json,
     read,
@@ -88,8 +88,6 @@ class Checkpoints:
     """
 
     def __init__(self, directory: Path, keep: int, config_hash: str) -> None:
-        if keep < 1:
-            raise SettingError("train.keep", f"must be at least 1, not {keep}.")
         self.directory, self.keep, self.config_hash = directory, keep, config_hash
         self._writer: _Writer | None = None
 
@@ -322,9 +320,7 @@ def restore(method: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Che
                 continue
             parameter = parameters[name]
             if key == "step" and isinstance(optimizer, torch.optim.AdamW):
-                optimizer.state[parameter][key] = (
-                    tensor  # on the CPU, or a GPU would wait whenever it is read
-                )
+                optimizer.state[parameter][key] = tensor  # on the CPU, or a GPU would wait when it is read
                 continue
             if tensor.shape == parameter.shape:  # in the parameter's memory layout: sums keep their order
                 tensor = torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)

@@ -41,10 +41,8 @@ from momentum2.weights import (
 log = logging.getLogger("momentum2")
 
 
-_CARD, _CARD_SHA256 = (
-    "momentum2",
-    "card_sha256",
-)  # keys of the file's metadata; files of version 0.1 lack the last
+#: Keys of the file's metadata; files of version 0.1 lack the last.
+_CARD, _CARD_SHA256 = "momentum2", "card_sha256"
 LARGEST_IMAGE = 16_384  # pixels of a side
 MOST_CHANNELS = 1_000
 #: Where the methods of version 0.1 kept their encoders; later checkpoints say it themselves.

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -128,12 +129,25 @@ class Snapshot:
         return found
 
 
-def read_run(directory: Path, name: str = "") -> Snapshot:
-    """Read a run directory; only its `config.yaml` must be there."""
+def differing_settings(runs: Sequence[Snapshot]) -> list[str]:
+    """The names of the settings that are not the same in all runs."""
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    return [
+        name for name in names if any(run.settings.get(name) != runs[0].settings.get(name) for run in runs)
+    ]
+
+
+def check_run(directory: Path) -> None:
+    """Raise a `UserError` if there is no run in a directory."""
     if not (directory / CONFIG).is_file():
         raise UserError(
             f"{directory} is not a run directory: it has no {CONFIG}. Pass one that pretrain made."
         )
+
+
+def read_run(directory: Path, name: str = "") -> Snapshot:
+    """Read a run directory; only its `config.yaml` must be there."""
+    check_run(directory)
     run = Run(directory)
     lines = run.lines()
     return Snapshot(

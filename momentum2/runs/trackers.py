@@ -17,17 +17,15 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol, get_args
 
-from momentum2.config import MonitorConfig
+from momentum2.config import MonitorConfig, Tracker
 from momentum2.errors import UserError, shown
 from momentum2.files import locked, open_regular, read_json, write_whole
-from momentum2.runs.handle import Run
+from momentum2.runs.handle import Run, check_run
 from momentum2.runs.metrics import parse_record
 from momentum2.runs.names import CONFIG, METRICS, MLRUNS, TENSORBOARD, TRACKER
 from momentum2.settings import read_settings
-
-Tracker = Literal["tensorboard", "wandb", "mlflow"]
 
 _EVERY = 1.0  # seconds between two looks at the file
 _PATIENCE = 10.0  # seconds that the end of a training waits for its followers
@@ -263,8 +261,7 @@ def _state(path: Path) -> dict[str, Any]:
 def send(run: Path, to: str) -> int:
     """Send what a run logged and a tracker does not have yet; returns the number of records."""
     check_installed(to)
-    if not (run / CONFIG).is_file():
-        raise UserError(f"{run} is not a run directory: it has no {CONFIG}. Pass one that pretrain made.")
+    check_run(run)
     try:
         with locked(run / f".{TRACKER}{to}.lock", wait=False):
             return follow(run, to)
