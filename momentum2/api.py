@@ -35,14 +35,15 @@ from momentum2.evaluate.search import search as search_features
 from momentum2.evaluate.selection import By, Selection, SelectOptions
 from momentum2.evaluate.selection import select as select_features
 from momentum2.evaluate.subject import Subject, SubjectOptions, data_of, open_subject
-from momentum2.files import place_of, write_csv, write_whole
+from momentum2.files import place_of, write_csv
 from momentum2.methods import Method
 from momentum2.runs import objects
 from momentum2.runs.directory import open_run
 from momentum2.runs.encoder import EncoderCard, inspect, load_encoder, save_encoder
 from momentum2.runs.handle import Run
 from momentum2.runs.metrics import floors_in, last_knn
-from momentum2.runs.names import ENCODER, PLAN, START
+from momentum2.runs.names import ENCODER, START
+from momentum2.runs.planned import write_plan
 from momentum2.runs.results import Result, below_floors
 from momentum2.runs.table import RunRow, columns, compare
 from momentum2.runs.trackers import send
@@ -150,7 +151,7 @@ def pretrain(
                 _save(place / START, built, config, 0, start.record)
             built.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             lines = describe(config, resolved, facts, start.record)
-            _say_plan([*lines, *describe_images(config, images)], place)
+            _say_plan([*lines, *describe_images(config, images)], resolved.steps, place)
             score = online_knn(config, place, resolved.steps)
             job = make_job(config, resolved, built, images, place, device, score, start.record, order, seen)
             finished = fit(job, run)
@@ -242,11 +243,9 @@ def _problem(
     return None
 
 
-def _say_plan(lines: list[tuple[str, str]], out: Path) -> None:
+def _say_plan(lines: list[tuple[str, str]], steps: int, out: Path) -> None:
     if distributed.is_main():
-        told = [f"{name:<12}{value}" for name, value in lines]
-        write_whole(out / PLAN, "".join(f"{line}\n" for line in told).encode())
-        for line in told:
+        for line in write_plan(out, steps, lines):
             log.info(line)
 
 
