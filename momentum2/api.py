@@ -48,7 +48,7 @@ from momentum2.runs.results import Result, below_floors
 from momentum2.runs.table import RunRow, columns, compare
 from momentum2.runs.trackers import send
 from momentum2.settings import check as check_settings
-from momentum2.settings import flatten
+from momentum2.settings import flatten, is_whole
 from momentum2.training.build import build_method, make_job, with_cache, with_devices, with_precision
 from momentum2.training.checks import check, check_encoder, method_class
 from momentum2.training.device import choose_algorithms, choose_device, guest
@@ -79,7 +79,8 @@ def recipe(name: str, overrides: Mapping[str, object] | None = None) -> Config:
     from momentum2.recipes import configure, find
 
     _expect("overrides", overrides, Mapping | None, "a mapping of settings, such as {'train.epochs': 20}")
-    return configure(find(name), flatten(overrides or {}))
+    given = flatten(overrides or {})
+    return configure(find(name), given, copied=given if is_whole(given) else ())
 
 
 def plan(

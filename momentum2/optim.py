@@ -16,6 +16,14 @@ from momentum2.muon import ByGroup, Muon
 #: Tensors that an optimizer keeps for each parameter; muon, for nearly all of them.
 STATES: dict[OptimName, int] = {"sgd": 1, "lars": 1, "muon": 1, "adamw": 2}
 
+#: The optimizers that read a setting, of the settings that not all of them do.
+READ_BY: dict[str, tuple[OptimName, ...]] = {
+    "sgd_momentum": ("sgd", "lars", "muon"),
+    "nesterov": ("sgd", "muon"),
+    "lars_eta": ("lars",),
+    "weight_decay_end": ("adamw",),
+}
+
 
 def build_optimizer(
     named_parameters: Iterable[tuple[str, nn.Parameter]],

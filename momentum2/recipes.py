@@ -4,12 +4,14 @@ Those of the paper have the published settings. A number says whose it is: the p
 (where the paper does not have it), or measured here.
 """
 
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from momentum2.backbones import TIMM
 from momentum2.config import (
+    OWN,
     Config,
     DataConfig,
     MethodConfig,
@@ -22,8 +24,14 @@ from momentum2.config import (
 from momentum2.data import open_dataset
 from momentum2.data.opening import test_split_of, typical_size
 from momentum2.errors import SettingError, UserError, hint
+from momentum2.optim import READ_BY
 from momentum2.settings import override, understood
+from momentum2.terminal import is_first
+from momentum2.training.checks import method_class
 from momentum2.training.device import choose_device
+from momentum2.training.plan import unused_settings
+
+log = logging.getLogger("momentum2")
 
 
 @dataclass(frozen=True)
@@ -603,17 +611,25 @@ def find(name: str) -> Recipe:
     return RECIPES[name]()
 
 
-def configure(recipe: Recipe | None, given: Mapping[str, object]) -> Config:
+def configure(
+    recipe: Recipe | None, given: Mapping[str, object], copied: Collection[str] = frozenset()
+) -> Config:
     """The config of a recipe (None: the defaults) with the given settings, by their dotted names.
 
-    A recipe that looks at the user's data has done so; what was given wins over what it chose.
+    A recipe that looks at the user's data has done so; what was given wins over what it chose. A setting that was given
+    and has no effect is named in a warning, unless it is one of those `copied` from a run.
     """
     base = Config() if recipe is None else recipe.config
+    chosen = understood(base, {name: value for name, value in given.items() if name not in copied})
     given = understood(base, given)
     config = override(base, given)
     if recipe and recipe.adapt:
         config = override(recipe.adapt(config, frozenset(given)), given)
-    if "optim.name" in given and "optim.nesterov" not in given and config.optim.name not in ("sgd", "muon"):
+    if (
+        "optim.name" in given
+        and "optim.nesterov" not in given
+        and config.optim.name not in READ_BY["nesterov"]
+    ):
         # The recipe's, for its own optimizer.
         config = replace(config, optim=replace(config.optim, nesterov=False))
     # A network is tested on images of the kind that it is trained on.
@@ -622,4 +638,13 @@ def configure(recipe: Recipe | None, given: Mapping[str, object]) -> Config:
         for name in ("image_size", "channels", "window", "mean", "std")
         if f"data.{name}" in given and f"eval_data.{name}" not in given
     }
-    return replace(config, eval_data=replace(config.eval_data, **seen))
+    config = replace(config, eval_data=replace(config.eval_data, **seen))
+    if config.method.name != OWN and is_first():
+        _tell(sorted(chosen.keys() & unused_settings(config, method_class(config))))
+    return config
+
+
+def _tell(unused: Sequence[str]) -> None:
+    if unused:
+        several = len(unused) > 1
+        log.warning("%s %s no effect in this run.", " and ".join(unused), "have" if several else "has")

@@ -217,7 +217,7 @@ def _config(words: Words) -> Config:
 
     name = words.at_most_one() if "config" in words.options else words.one()
     with words.naming_files():
-        return configure(None if name is None else find(name), words.settings)
+        return configure(None if name is None else find(name), words.settings, words.copied)
 
 
 # -- evaluate, embed

@@ -45,6 +45,16 @@ class BYOL(ViewByView, TeacherMethod):
 
     views = range(2, 1000)  # v, v', and small crops
     can_join = True
+    reads = TeacherMethod.reads | {
+        *("method.repulsion", "method.temperature", "method.joint_views"),
+        *("method.predictor", "model.predictor_hidden"),
+    }
+
+    @classmethod
+    def idle(cls, config: Config) -> set[str]:
+        temperature = {"method.temperature"} if config.method.repulsion == "none" else set()
+        predictor = set() if config.method.predictor else {"model.predictor_hidden"}
+        return super().idle(config) | temperature | predictor
 
     @classmethod
     def check(cls, config: Config) -> None:

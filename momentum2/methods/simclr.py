@@ -10,7 +10,7 @@ from momentum2 import distributed
 from momentum2.backbones import Encoder
 from momentum2.config import Config, Network
 from momentum2.heads import simclr_projector
-from momentum2.methods.method import Output, ViewByView, encoder_of, outputs_of
+from momentum2.methods.method import PROJECTOR, Output, ViewByView, encoder_of, outputs_of
 from momentum2.methods.precision import without_autocast
 from momentum2.norms import convert_norms
 from momentum2.schedules import Schedule
@@ -33,6 +33,7 @@ class SimCLR(ViewByView):
     """Encoder f and projector g."""
 
     can_join = True
+    reads = PROJECTOR | {"method.temperature", "method.joint_views"}
 
     def __init__(self, config: Config, schedule: Schedule, f: Encoder, devices: int, classes: int) -> None:
         super().__init__(schedule)

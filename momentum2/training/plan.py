@@ -11,7 +11,8 @@ from momentum2.backbones import TIMM, Facts
 from momentum2.config import Config, OptimConfig
 from momentum2.data import Dataset, open_dataset
 from momentum2.errors import SettingError, UserError
-from momentum2.methods import Method
+from momentum2.methods import METHODS, Method
+from momentum2.optim import READ_BY
 from momentum2.schedules import Schedule, scaled_lr, scaled_weight_momentum
 from momentum2.training.checks import check, method_class
 
@@ -47,6 +48,26 @@ def per_device(config: Config, kind: type[Method]) -> bool:
 def idle_settings(config: Config, kind: type[Method]) -> frozenset[str]:
     """The settings that decide nothing with this config."""
     return frozenset() if per_device(config, kind) else frozenset({"train.devices"})
+
+
+def unused_settings(config: Config, kind: type[Method]) -> set[str]:
+    """The settings that have no effect with this config: what its method, optimizer and views do not read."""
+    of_methods = set().union(*(method.reads for method in METHODS.values()))
+    unused = (of_methods - kind.reads) | kind.idle(config) | idle_settings(config, kind)
+    unused |= {f"optim.{name}" for name, names in READ_BY.items() if config.optim.name not in names}
+    if not config.optim.warmup_epochs:
+        unused.add("optim.warmup_start")
+    if config.views.recipe != "multicrop":
+        unused |= {"views.small_crops", "views.small_size"}
+    elif not config.views.small_crops:
+        unused.add("views.small_size")
+    if config.train.steps is not None:
+        unused.add("train.epochs")
+    if config.eval_data.name == "none":
+        unused.add("monitor.knn_every")
+    if config.eval_data.name == "none" or not config.monitor.knn_every:
+        unused |= {"monitor.knn_images", "monitor.knn_k", "monitor.knn_temperature"}
+    return unused
 
 
 class Sharing(NamedTuple):
