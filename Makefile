@@ -7,13 +7,14 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 BIN := $(VENV)/bin
 RUN ?= runs/quickstart
 
-.PHONY: help quickstart test attack lint format dist clean
+.PHONY: help quickstart test attack lint format docs dist clean
 help:
 	@echo "make quickstart   pretrain on the embedded data set and evaluate (run directory: $(RUN))"
 	@echo "make test         lint, types and the whole test suite"
 	@echo "make attack       all attacks on the command line and the readers (an hour)"
 	@echo "make lint         lint and types only"
 	@echo "make format       format the code"
+	@echo "make docs         the documentation as a site in build/site, links checked"
 	@echo "make dist         wheel and sdist in dist/, each installed and tried in an environment of its own"
 	@echo "make clean        remove the virtual environment and caches"
 
@@ -37,6 +38,10 @@ lint: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "Open build/site/index.html"
 
 dist: $(VENV)/.dev
 	rm -rf dist

@@ -7,15 +7,19 @@ of each command is run by a fresh interpreter, the others by one that has import
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
+import momentum2
 from momentum2.cli.commands import COMMANDS
+from momentum2.recipes import RECIPES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -137,8 +141,42 @@ def test_every_command_is_run():
     assert {*first_uses(), *ELSEWHERE} == set(COMMANDS)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_links_of(page: Path):
-    """Links to files of the repository lead somewhere."""
-    links = re.findall(r"\]\(([^)#:]+)[^):]*\)", page.read_text(encoding="utf-8"))
-    assert [link for link in links if not (page.parent / link).exists()] == []
+def test_every_setting_that_a_page_names_exists():
+    known = {name for command in COMMANDS.values() for name in command.options().known}
+    named = {(p.name, s) for p in PAGES for s in re.findall(r"--([a-z_]+\.[a-z_0-9]+)", p.read_text("utf-8"))}
+    assert len(named) > 100
+    assert {(page, setting) for page, setting in named if setting not in known} == set()
+
+
+def test_the_job_for_a_cloud_is_well_formed():
+    text = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
+    (job,) = (
+        yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    )
+    assert set(job) == {"name", "workdir", "num_nodes", "resources", "file_mounts", "setup", "run"}
+    assert job["resources"]["use_spot"] is True
+    for script in (job["setup"], job["run"]):
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    words = shlex.split(job["run"].partition("-m momentum2 pretrain ")[2])
+    options = COMMANDS["pretrain"].options()
+    assert words[0] in RECIPES
+    assert {word.removeprefix("--") for word in words[1::2]} <= set(options.known)
+    assert {str(Path(place)) for place in job["file_mounts"]} == {words[2], str(Path(words[6]).parent)}
+
+
+def test_the_site_is_whole(tmp_path: Path):
+    """Every page is built and in the menu, links and anchors lead somewhere, every public name is in the reference,
+    and a reader's browser loads nothing from elsewhere."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    environment = dict(os.environ, NO_MKDOCS_2_WARNING="1")
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert {f"{p.stem}.html" for p in PAGES if p.stem != "README"} < {p.name for p in tmp_path.glob("*.html")}
+    reference = (tmp_path / "api.html").read_text(encoding="utf-8")
+    missing = [name for name in momentum2.__all__ if f'id="momentum2.{name}"' not in reference]
+    assert missing == ["__version__"]
+    for page in tmp_path.rglob("*.html"):
+        loaded = re.findall(
+            r"<(?:script|link|img|iframe)\b[^>]*?https?:[^>]*>", page.read_text(encoding="utf-8")
+        )
+        assert loaded == [], page.name

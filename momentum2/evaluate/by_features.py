@@ -11,7 +11,7 @@ from momentum2.evaluate.accuracy import measure
 from momentum2.evaluate.subject import Subject
 from momentum2.runs.results import Accuracy
 
-#: (n, d) training features, (n,) labels, (m, d) test features, number of classes -> (m, classes) scores.
+#: (n, d) training features and (n,) labels on the CPU, (m, d) test features, number of classes -> (m, classes) scores.
 Classify = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 #: More would hardly move a floor, and the pixels of ImageNet would not fit into the memory of a GPU.
@@ -26,15 +26,15 @@ def judge(
     Args:
         limit: Learn from at most this many training images, a seeded choice.
     """
-    data, device = subject.labeled, subject.device
+    data = subject.labeled
     images = data.train
     if limit is not None and len(images) > limit:
         images = Subset(images, seeded_subset(len(images), subject.options.seed, limit))
     train, test = subject.features(images, encoder), subject.features(data.test, encoder)
     assert train.labels is not None
     assert test.labels is not None
-    x, y, queries = train.features.to(device), train.labels.to(device), test.features.to(device)
-    scores = classify(x, y, queries, len(data.class_names)).cpu()
+    queries = test.features.to(subject.device)
+    scores = classify(train.features, train.labels, queries, len(data.class_names)).cpu()
     return measure(scores, test.labels, data.class_names, subject.options.seed)
 
 

@@ -71,6 +71,7 @@ def choose_strength(x: Tensor, y: Tensor, classes: int, seed: int) -> float:
 
 def probe(x: Tensor, y: Tensor, test: Tensor, classes: int, seed: int) -> Tensor:
     """Class scores (m, classes) of test features (m, d), which have no part in choosing the strength."""
+    x, y = x.to(test.device), y.to(test.device)
     strength = choose_strength(x, y, classes, seed)
     scale = Standardize(x)
     return logits(scale(test), fit_logistic(scale(x), y, classes, strength))

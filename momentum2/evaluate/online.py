@@ -77,7 +77,7 @@ def online_knn(config: Config, run: Path, steps: int) -> Score | None:
     def accuracy(bank: Features, queries: Features, columns: slice, device: torch.device) -> float:
         assert bank.labels is not None
         assert queries.labels is not None
-        x, q = bank.features[:, columns].to(device), queries.features[:, columns].to(device)
+        x, q = bank.features[:, columns], queries.features[:, columns].to(device)
         votes = knn_scores(x, bank.labels, q, classes, min(monitor.knn_k, len(x)), monitor.knn_temperature)
         return top1_top5(votes, queries.labels.to(device))[0]
 

@@ -38,12 +38,24 @@ def test_the_first_of_equally_near_neighbors_is_taken():
     assert equal.nonzero()[:, 1].tolist() == [1, 2]
 
 
-def test_blocks_give_the_same_votes(monkeypatch: pytest.MonkeyPatch):
-    train, labels = clusters(300, 5, 16, seed=0)
-    test, _ = clusters(130, 5, 16, seed=1)
-    whole = knn_scores(train, labels, test, 5)
-    monkeypatch.setattr("momentum2.evaluate.knn._BLOCK", 300 * 7)
-    assert torch.allclose(knn_scores(train, labels, test, 5), whole, rtol=1e-4)
+def quarters(n: int, seed: int) -> torch.Tensor:
+    """Vectors with four entries of ±1: their similarities are quarters without rounding, and many are equal."""
+    g = torch.Generator().manual_seed(seed)
+    places = torch.rand(n, 16, generator=g).argsort(1)[:, :4]
+    return torch.zeros(n, 16).scatter_(1, places, torch.randint(2, (n, 4), generator=g) * 2.0 - 1)
+
+
+@pytest.mark.parametrize("bank", [300, 64, 7])
+@pytest.mark.parametrize("k", [1, 20, 299])
+def test_blocks_of_queries_and_of_the_bank_give_the_same_votes(
+    bank: int, k: int, monkeypatch: pytest.MonkeyPatch
+):
+    train, labels, test = quarters(300, 0), torch.arange(300), quarters(130, 1)
+    nearest = (train @ test.T).T.sort(dim=1, descending=True, stable=True).indices[:, :k]
+    monkeypatch.setattr("momentum2.evaluate.knn._BLOCK", bank * 7)
+    monkeypatch.setattr("momentum2.evaluate.knn._BANK", bank)
+    votes = knn_scores(train, labels, test, 300, k, temperature=1)
+    assert torch.equal(votes > 0, torch.zeros(130, 300, dtype=torch.bool).scatter_(1, nearest, True))
 
 
 def test_a_tiny_temperature_does_not_overflow():
