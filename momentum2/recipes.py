@@ -6,7 +6,8 @@ Those of the paper have the published settings. A number says whose it is: the p
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from momentum2.backbones import TIMM
@@ -27,7 +28,7 @@ from momentum2.errors import SettingError, UserError, hint
 from momentum2.optim import READ_BY
 from momentum2.settings import override, understood
 from momentum2.terminal import is_first
-from momentum2.training.checks import method_class
+from momentum2.training.checks import check, method_class
 from momentum2.training.device import choose_device
 from momentum2.training.plan import unused_settings
 
@@ -640,11 +641,15 @@ def configure(
     }
     config = replace(config, eval_data=replace(config.eval_data, **seen))
     if config.method.name != OWN and is_first():
-        _tell(sorted(chosen.keys() & unused_settings(config, method_class(config))))
+        _tell_unused(config, chosen.keys())
     return config
 
 
-def _tell(unused: Sequence[str]) -> None:
-    if unused:
-        several = len(unused) > 1
-        log.warning("%s %s no effect in this run.", " and ".join(unused), "have" if several else "has")
+def _tell_unused(config: Config, given: Set[str]) -> None:
+    """Name those of the given settings that have no effect; where one is refused, that is all there is to say."""
+    kind = method_class(config)
+    with suppress(UserError):
+        check(config, kind)
+        if unused := sorted(given & unused_settings(config, kind)):
+            has = "has" if len(unused) == 1 else "have"
+            log.warning("%s %s no effect in this run.", " and ".join(unused), has)
