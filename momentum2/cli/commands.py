@@ -86,7 +86,7 @@ def backbones(words: Words) -> int:
         return 0
     for name in names:
         with torch.device("meta"):
-            count = sum(p.numel() for p in backbones.create(name).parameters())
+            count = backbones.fit.parameters_of(backbones.create(name))
         print(f"{name:<60} {count / 1e6:>8.1f} M parameters", flush=True)
     return 0
 

@@ -13,7 +13,7 @@ from momentum2.data.cache import cache_folder
 from momentum2.data.columns import LABEL_COLUMNS
 from momentum2.data.dataset import Dataset, Ints, Numbered
 from momentum2.data.images import MAX_BYTES, BadImage, Encoded, refuse_large
-from momentum2.data.layout import labels_from_words, split_in
+from momentum2.data.layout import labels_from_words, no_split, split_in
 from momentum2.errors import SettingError, UserError
 from momentum2.files import at_home, read
 
@@ -86,13 +86,13 @@ def _local(datasets: Any, path: Path, split: str, data: DataConfig) -> Any:
             name = file.relative_to(path).as_posix() if path.is_dir() else file.name
             by_split.setdefault(split_in(name) or "train", []).append(str(file))
         if split not in by_split:
-            raise UserError(f"{path} has no split {split!r}. Choose one of {', '.join(by_split)}.")
+            raise no_split(path, split, by_split)
         cache = str(cache_folder(data.cache_dir) / "hf")
         return datasets.load_dataset(
             "parquet", data_files={split: by_split[split]}, split=split, cache_dir=cache
         )
     if split not in found:
-        raise UserError(f"{path} has no split {split!r}. Choose one of {', '.join(found)}.")
+        raise no_split(path, split, found)
     return found[split]
 
 

@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Collection, Iterable, Sequence
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
@@ -67,9 +68,14 @@ def choose_split(folders: Collection[str], split: str, where: str) -> str:
     splits = sorted(folder for folder in folders if split_word(folder))
     if split == "train" and not splits:
         return ""
-    if splits:
-        raise UserError(f"{where} has no split {split!r}. Choose one of {', '.join(splits)}.")
-    raise UserError(
+    raise no_split(where, split, splits)
+
+
+def no_split(where: str | Path, split: str, known: Collection[str]) -> UserError:
+    """What to say of a split that is not there; `known` are those that are."""
+    if known:
+        return UserError(f"{where} has no split {split!r}. Choose one of {', '.join(known)}.")
+    return UserError(
         f"{where} is not divided into splits, so it has no {split!r}. Divide it by setting split to 80% and test_split "
         "to -20%."
     )

@@ -21,7 +21,7 @@ from momentum2.data.dataset import Dataset, FixedSize, Ints, Subset
 from momentum2.data.folders import open_folder, open_imagenet, open_list, subfolders, walk
 from momentum2.data.hub import open_hf
 from momentum2.data.images import Pixels
-from momentum2.data.layout import split_word
+from momentum2.data.layout import no_split, split_word
 from momentum2.data.looking import check_reading, reading_of, some_sizes
 from momentum2.data.remote import check_url, fetch, is_remote
 from momentum2.data.sampler import seeded_subset
@@ -40,7 +40,7 @@ class Shapes(FixedSize):
 
     def __init__(self, split: str, size: int) -> None:
         if split not in SHAPES:
-            raise UserError(f"shapes has no split {split!r}. Choose one of {', '.join(SHAPES)}.")
+            raise no_split("shapes", split, SHAPES)
         everything = np.arange(SHAPES[split])
         labels = shapes.labels(everything, split=split)
         super().__init__((f"{split}/{i:05d}" for i in everything), labels, shapes.CLASS_NAMES)

@@ -16,7 +16,7 @@ import numpy as np
 from momentum2.data.cache import cache_folder
 from momentum2.data.dataset import Chosen, Dataset, Ints, Names
 from momentum2.data.images import BadImage, Encoded, refuse_large
-from momentum2.data.layout import is_array, is_hidden, is_image, labels_from_words, split_in
+from momentum2.data.layout import is_array, is_hidden, is_image, labels_from_words, no_split, split_in
 from momentum2.data.workers import Workers
 from momentum2.errors import SettingError, UserError
 from momentum2.files import at_home, locked, parse_json, version, write_whole
@@ -97,13 +97,8 @@ def open_shards(files: Sequence[Path], root: str, split: str, cache_dir: str | N
     names = [file.relative_to(base).as_posix() for file in files]
     splits = [split_in(name) for name in names]
     known = sorted({found for found in splits if found})
-    if known and split not in known:
-        raise UserError(f"{root} has no split {split!r}. Choose one of {', '.join(known)}.")
-    if not known and split != "train":
-        raise UserError(
-            f"{root} is not divided into splits, so it has no {split!r}. Divide it by setting split to 80% and "
-            "test_split to -20%."
-        )
+    if split not in (known or ["train"]):
+        raise no_split(root, split, known)
     index = _indexed(files, names, cache_folder(cache_dir))
     ours = np.array([not known or found == split for found in splits])
     chosen = np.flatnonzero(ours[index.places[:, 0]])

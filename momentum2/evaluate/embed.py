@@ -4,8 +4,8 @@ import json
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -106,7 +106,7 @@ def embed(subject: Subject, options: EmbedOptions) -> Embeddings:
     `.parquet` has columns `path`, `label`, `class` and `features`. Neither has labels if the data has none.
     """
     path = place_of("out", options.out or "", ".npz", ".parquet")
-    write = _write_npz if path.suffix == ".npz" else _parquet_writer()
+    write = _write_npz if path.suffix == ".npz" else partial(_write_parquet, *_parquet())
     found = embeddings(subject)
     if distributed.is_main():
         with asked_for("out", path), whole_file(path) as file:
@@ -118,7 +118,7 @@ def read_embeddings(path: Path) -> Embeddings:
     """What `embed` wrote, or another tool with the same arrays or columns; a `UserError` if it cannot be used."""
     if path.suffix not in (".npz", ".parquet"):
         raise UserError(f"{path} does not end in .npz or .parquet. Pass a file that momentum2 embed wrote.")
-    read = _read_npz if path.suffix == ".npz" else _parquet_reader()
+    read = _read_npz if path.suffix == ".npz" else partial(_read_parquet, _parquet()[1])
     try:
         with open_regular(path) as file:
             arrays, origin = read(file)
@@ -207,41 +207,31 @@ def _parquet() -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
-def _parquet_writer() -> Callable[[BinaryIO, Embeddings], None]:
-    pa, pq = _parquet()
-
-    def write(file: BinaryIO, found: Embeddings) -> None:
-        x = found.features
-        columns = {"path": pa.array([_utf8(name) for name in found.names])}
-        if found.labels is not None and found.class_names is not None:
-            names = np.array([_utf8(name) for name in found.class_names])
-            columns |= {"label": pa.array(found.labels), "class": pa.array(names[found.labels])}
-        columns["features"] = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), x.shape[1])
-        table = pa.table(columns)
-        if found.origin is not None:
-            table = table.replace_schema_metadata({_ORIGIN: json.dumps(asdict(found.origin))})
-        pq.write_table(table, file)
-
-    return write
+def _write_parquet(pa: Any, pq: Any, file: BinaryIO, found: Embeddings) -> None:
+    x = found.features
+    columns = {"path": pa.array([_utf8(name) for name in found.names])}
+    if found.labels is not None and found.class_names is not None:
+        names = np.array([_utf8(name) for name in found.class_names])
+        columns |= {"label": pa.array(found.labels), "class": pa.array(names[found.labels])}
+    columns["features"] = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), x.shape[1])
+    table = pa.table(columns)
+    if found.origin is not None:
+        table = table.replace_schema_metadata({_ORIGIN: json.dumps(asdict(found.origin))})
+    pq.write_table(table, file)
 
 
-def _parquet_reader() -> Callable[[BinaryIO], tuple[dict[str, Any], str | None]]:
-    _, pq = _parquet()
-
-    def read(file: BinaryIO) -> tuple[dict[str, Any], str | None]:
-        table = pq.read_table(file)
-        column = table["features"].combine_chunks()
-        if not hasattr(column.type, "list_size"):
-            raise ValueError("features must be lists of one length")
-        values = column.flatten().to_numpy(zero_copy_only=False)
-        arrays = {
-            "features": values.reshape(len(table), column.type.list_size),
-            "paths": np.array(table["path"].to_pylist(), dtype=np.str_),
-        }
-        if "class" in table.column_names:
-            names, labels = np.unique(np.array(table["class"].to_pylist(), np.str_), return_inverse=True)
-            arrays |= {"labels": labels, "class_names": names}
-        origin = (table.schema.metadata or {}).get(_ORIGIN.encode())
-        return arrays, None if origin is None else origin.decode()
-
-    return read
+def _read_parquet(pq: Any, file: BinaryIO) -> tuple[dict[str, Any], str | None]:
+    table = pq.read_table(file)
+    column = table["features"].combine_chunks()
+    if not hasattr(column.type, "list_size"):
+        raise ValueError("features must be lists of one length")
+    values = column.flatten().to_numpy(zero_copy_only=False)
+    arrays = {
+        "features": values.reshape(len(table), column.type.list_size),
+        "paths": np.array(table["path"].to_pylist(), dtype=np.str_),
+    }
+    if "class" in table.column_names:
+        names, labels = np.unique(np.array(table["class"].to_pylist(), np.str_), return_inverse=True)
+        arrays |= {"labels": labels, "class_names": names}
+    origin = (table.schema.metadata or {}).get(_ORIGIN.encode())
+    return arrays, None if origin is None else origin.decode()

@@ -104,11 +104,16 @@ class Method(nn.Module, ABC):
         return {}
 
 
+def places_of(method: Method) -> dict[Network, str]:
+    """Where in the method each of its encoders is, by name, the one to export first."""
+    names = {id(module): name for name, module in method.named_modules()}
+    return {network: names[id(encoder)] for network, encoder in method.encoders().items()}
+
+
 def place_of_student(method: Method) -> tuple[str, Encoder] | None:
     """Where in the method the encoder that is trained is, by name, and itself; None where there is none."""
     encoder = method.encoders().get("student")
-    places = {id(module): name for name, module in method.named_modules()}
-    return None if encoder is None else (places[id(encoder)], encoder)
+    return None if encoder is None else (places_of(method)["student"], encoder)
 
 
 class ViewByView(Method):
