@@ -38,8 +38,9 @@ from momentum2.evaluate.subject import Subject, SubjectOptions, data_of, open_su
 from momentum2.files import place_of, write_csv
 from momentum2.methods import Method
 from momentum2.runs import objects
+from momentum2.runs.card import EncoderCard, inspect
 from momentum2.runs.directory import open_run
-from momentum2.runs.encoder import EncoderCard, inspect, load_encoder, save_encoder
+from momentum2.runs.encoder import load_encoder, save_encoder
 from momentum2.runs.handle import Run
 from momentum2.runs.metrics import floors_in, last_knn
 from momentum2.runs.names import ENCODER, START

@@ -17,7 +17,7 @@ from momentum2.errors import UserError, shown
 from momentum2.evaluate.features import Features
 from momentum2.evaluate.subject import Subject
 from momentum2.files import asked_for, open_regular, parse_json, place_of, whole_file
-from momentum2.runs.encoder import LARGEST_IMAGE
+from momentum2.runs.card import LARGEST_IMAGE
 from momentum2.weights import checksum, on_cpu
 
 _ORIGIN = "origin"  # the array, or the metadata of a Parquet file, that says where features come from

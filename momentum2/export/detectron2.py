@@ -11,7 +11,8 @@ from torch import Tensor
 
 from momentum2.export.target import Target, plain, require_resnet, require_usual
 from momentum2.files import write_new
-from momentum2.runs.encoder import EncoderCard, LoadedEncoder
+from momentum2.runs.card import EncoderCard
+from momentum2.runs.encoder import LoadedEncoder
 from momentum2.weights import RESNETS
 
 _NAMES: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from momentum2.backbones import TIMM
-from momentum2.runs.encoder import EncoderCard
+from momentum2.runs.card import EncoderCard
 from momentum2.runs.metrics import read_metrics
 from momentum2.runs.names import CONFIG, METRICS, RESULTS
 from momentum2.runs.planned import read_plan

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from momentum2.backbones import TORCHVISION
 from momentum2.errors import UserError
 from momentum2.files import write_new
-from momentum2.runs.encoder import EncoderCard, LoadedEncoder
+from momentum2.runs.card import EncoderCard
+from momentum2.runs.encoder import LoadedEncoder
 from momentum2.weights import RESNETS
 
 

@@ -20,8 +20,8 @@ from momentum2.distributed.together import on_first
 from momentum2.errors import SettingError
 from momentum2.methods import Method
 from momentum2.methods.method import places_of
+from momentum2.runs.card import resolved_model
 from momentum2.runs.directory import devices_of
-from momentum2.runs.encoder import resolved_model
 from momentum2.runs.names import BAD_IMAGES
 from momentum2.seeds import derive
 from momentum2.training.device import resolve_precision

@@ -9,7 +9,7 @@ from momentum2 import backbones
 from momentum2.backbones import published
 from momentum2.config import Config
 from momentum2.errors import UserError
-from momentum2.runs.encoder import architecture_of
+from momentum2.runs.card import architecture_of
 
 log = logging.getLogger("momentum2")
 

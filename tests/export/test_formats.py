@@ -25,7 +25,8 @@ from momentum2._torchvision import torchvision
 from momentum2.errors import UserError
 from momentum2.export import FORMATS, export
 from momentum2.export.detectron2 import renamed
-from momentum2.runs.encoder import EncoderCard, LoadedEncoder, load_encoder, save_encoder
+from momentum2.runs.card import EncoderCard
+from momentum2.runs.encoder import LoadedEncoder, load_encoder, save_encoder
 from momentum2.weights import Architecture
 
 IMAGES = torch.randn(7, 3, 64, 64, generator=torch.Generator().manual_seed(0))
