@@ -8,8 +8,8 @@ from momentum2 import distributed
 from momentum2.distributed.together import broadcast_bytes
 from momentum2.methods.method import place_of_student
 from momentum2.optim import STATES, build_optimizer, set_weight_decay
-from momentum2.runs.checkpoint import collect, restore
 from momentum2.runs.directory import OpenRun
+from momentum2.runs.state import collect, restore
 from momentum2.schedules import cosine_between
 from momentum2.training.alarms import Alarms
 from momentum2.training.by_view import choose_threads
