@@ -15,7 +15,7 @@ import numpy as np
 from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.images import BadImage, Encoded, refuse_large
 from momentum2.data.layout import choose_split, images_among, is_hidden, labels_from_folders, split_word
-from momentum2.errors import SettingError, UserError
+from momentum2.errors import SettingError, UserError, reason
 from momentum2.files import version
 from momentum2.terminal import progress
 
@@ -53,7 +53,7 @@ class Archive(Dataset):
         try:
             data = self._from_zip(place) if self.is_zip else self._from_tar(place, size)
         except _DAMAGE as error:
-            raise BadImage(f"{type(error).__name__}: {error}") from error
+            raise BadImage(reason(error)) from error
         return Encoded(data, self.reading)
 
     def stamp(self, index: int) -> str:

@@ -14,7 +14,7 @@ from momentum2.data.columns import LABEL_COLUMNS
 from momentum2.data.dataset import Dataset, Ints, Numbered
 from momentum2.data.images import MAX_BYTES, BadImage, Encoded, refuse_large
 from momentum2.data.layout import labels_from_words, no_split, split_in
-from momentum2.errors import SettingError, UserError
+from momentum2.errors import SettingError, UserError, reason
 from momentum2.files import at_home, read
 
 
@@ -44,7 +44,7 @@ def _file(path: str) -> bytes:
     try:
         return read(Path(path), MAX_BYTES)
     except (OSError, ValueError) as error:
-        raise BadImage(f"{type(error).__name__}: {error}") from error
+        raise BadImage(reason(error)) from error
 
 
 def open_hf(data: DataConfig, split: str) -> Rows:
@@ -65,9 +65,8 @@ def open_hf(data: DataConfig, split: str) -> Rows:
         except UserError:
             raise
         except Exception as error:  # there is no end to what it raises
-            why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise SettingError(
-                "data.root", f"{root} cannot be opened as a Hugging Face data set ({why})."
+                "data.root", f"{root} cannot be opened as a Hugging Face data set ({reason(error)})."
             ) from error
     return _rows(datasets, table, data)
 

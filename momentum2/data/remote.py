@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from momentum2.data.cache import cache_folder
 from momentum2.data.shards import expand
-from momentum2.errors import SettingError, UserError
+from momentum2.errors import SettingError, UserError, reason
 from momentum2.files import locked, remove_unfinished, whole_path
 from momentum2.terminal import progress
 
@@ -188,8 +188,7 @@ def _attempt(url: str, work: Callable[[], T]) -> T:
 
 def _short(error: Exception) -> str:
     """One line, without addresses that may have been signed on the way."""
-    text = re.sub(r"\w+://\S+", "URL", " ".join(f"{type(error).__name__}: {error}".split()))
-    return text[:200]
+    return re.sub(r"\w+://\S+", "URL", reason(error))
 
 
 def _linked(folder: Path, urls: Sequence[str], paths: Sequence[Path]) -> list[Path]:

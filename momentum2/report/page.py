@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from momentum2.errors import SettingError, UserError
+from momentum2.errors import SettingError, UserError, reason
 from momentum2.files import asked_for, write_whole
 from momentum2.report import details, summary
 from momentum2.report.curves import CURVES, HEALTH, alarms, series
@@ -55,7 +55,7 @@ def write_last_report(run: Path) -> str:
     except UserError as error:
         return f"No report: {error}"
     except Exception as error:  # days of training must not end in a failure because of a page
-        return f"No report ({type(error).__name__}: {error}). Try momentum2 report {run}"
+        return f"No report ({reason(error)}). Try momentum2 report {run}"
 
 
 def _report(runs: Sequence[Snapshot], options: ReportOptions) -> str:
