@@ -28,11 +28,13 @@ from momentum2.errors import SettingError, UserError
 from momentum2.evaluate import embed as features_file
 from momentum2.evaluate import knn, linear, semi
 from momentum2.evaluate.accuracy import report as keep_result
-from momentum2.evaluate.embed import Embeddings
+from momentum2.evaluate.embed import Embeddings as Embeddings
 from momentum2.evaluate.online import online_knn
-from momentum2.evaluate.search import Neighbors, SearchOptions, as_it_saw_them
+from momentum2.evaluate.search import Neighbors as Neighbors
+from momentum2.evaluate.search import SearchOptions, as_it_saw_them
 from momentum2.evaluate.search import search as search_features
-from momentum2.evaluate.selection import By, Selection, SelectOptions
+from momentum2.evaluate.selection import By, SelectOptions
+from momentum2.evaluate.selection import Selection as Selection
 from momentum2.evaluate.selection import select as select_features
 from momentum2.evaluate.subject import Subject, SubjectOptions, data_of, open_subject
 from momentum2.files import place_of, write_csv
@@ -40,13 +42,15 @@ from momentum2.methods import Method
 from momentum2.runs import objects
 from momentum2.runs.card import EncoderCard, inspect
 from momentum2.runs.directory import open_run
-from momentum2.runs.encoder import load_encoder, save_encoder
+from momentum2.runs.encoder import load_encoder as load_encoder
+from momentum2.runs.encoder import save_encoder
 from momentum2.runs.handle import Run
 from momentum2.runs.metrics import floors_in, last_knn
 from momentum2.runs.names import ENCODER, START
 from momentum2.runs.planned import write_plan
 from momentum2.runs.results import Result, below_floors
-from momentum2.runs.table import RunRow, columns, compare
+from momentum2.runs.table import RunRow as RunRow
+from momentum2.runs.table import columns, compare
 from momentum2.runs.trackers import send
 from momentum2.settings import check as check_settings
 from momentum2.settings import flatten, is_whole
@@ -496,30 +500,3 @@ def _kept(result: Result | None, subject: Subject) -> Result:
     if result is None:
         raise Stopped
     return keep_result(result, subject.directory)
-
-
-__all__ = [
-    "Embeddings",
-    "Neighbors",
-    "RunRow",
-    "Selection",
-    "Stopped",
-    "compare_runs",
-    "detect",
-    "doctor",
-    "embed",
-    "evaluate_knn",
-    "evaluate_linear",
-    "evaluate_semi",
-    "export_encoder",
-    "load_encoder",
-    "log_run",
-    "plan",
-    "pretrain",
-    "recipe",
-    "search",
-    "select",
-    "stats",
-    "views",
-    "write_report",
-]
