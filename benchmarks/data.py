@@ -82,9 +82,9 @@ def theirs(form: str, data: dict[str, Any], dataset: Dataset) -> tuple[str, Call
     root = data["root"]
     match form:
         case "folder" | "python":
-            from torchvision.datasets import ImageFolder  # type: ignore[import-untyped]
+            from momentum2._torchvision import torchvision
 
-            images = ImageFolder(root)
+            images = torchvision.datasets.ImageFolder(root)
             return "torchvision ImageFolder", lambda i: np.asarray(images[i][0])
         case "zip":
             import zipfile

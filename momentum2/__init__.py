@@ -43,35 +43,9 @@ __version__ = "0.2.0"
 
 install()
 
-#: Where the public names are. Each is imported at its first use: torch takes seconds, for which `--help` need not wait.
+#: Where the public names are that are not in `momentum2.api`. Each is imported at its first use: torch takes seconds,
+#: for which `--help` need not wait.
 _HOMES = {
-    **dict.fromkeys(
-        (
-            "Embeddings",
-            "Neighbors",
-            "RunRow",
-            "Selection",
-            "Stopped",
-            "compare_runs",
-            "detect",
-            "doctor",
-            "embed",
-            "evaluate_knn",
-            "evaluate_linear",
-            "evaluate_semi",
-            "export_encoder",
-            "log_run",
-            "plan",
-            "pretrain",
-            "recipe",
-            "search",
-            "select",
-            "stats",
-            "views",
-            "write_report",
-        ),
-        "momentum2.api",
-    ),
     **dict.fromkeys(("SettingError", "UserError"), "momentum2.errors"),
     **dict.fromkeys(("Method", "Output", "TeacherMethod"), "momentum2.methods"),
     **dict.fromkeys(
@@ -83,6 +57,7 @@ _HOMES = {
     "MomentumTeacher": "momentum2.teacher",
     "Run": "momentum2.runs.handle",
     "load_encoder": "momentum2.runs.encoder",
+    "SplitBatchNorm": "momentum2.norms",  # the old name of LocalBatchNorm
 }
 
 __all__ = [
@@ -128,10 +103,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    if name == "SplitBatchNorm":  # the old name of LocalBatchNorm
-        return import_module("momentum2.norms").SplitBatchNorm
+    if name in _HOMES or name in __all__:
+        return getattr(import_module(_HOMES.get(name, "momentum2.api")), name)
     if name in ("norms", "teacher"):  # as `momentum2.norms.momentum_norms` after `import momentum2` alone
         return import_module(f"momentum2.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,7 @@ from torch import nn
 
 from momentum2 import distributed
 from momentum2.backbones import Facts
-from momentum2.config import OWN, Config, DataConfig, Network, ObjectsConfig, Resume
+from momentum2.config import OWN, Config, DataConfig, Network, ObjectsConfig, Resume, Tracker
 from momentum2.data import Dataset, open_dataset
 from momentum2.data.fingerprint import Fingerprint, difference, fingerprint
 from momentum2.data.looking import check_reading, reading_of
@@ -28,26 +28,32 @@ from momentum2.errors import SettingError, UserError
 from momentum2.evaluate import embed as features_file
 from momentum2.evaluate import knn, linear, semi
 from momentum2.evaluate.accuracy import report as keep_result
-from momentum2.evaluate.embed import Embeddings
+from momentum2.evaluate.embed import Embeddings as Embeddings
 from momentum2.evaluate.online import online_knn
-from momentum2.evaluate.search import Neighbors, SearchOptions, as_it_saw_them
+from momentum2.evaluate.search import Neighbors as Neighbors
+from momentum2.evaluate.search import SearchOptions, as_it_saw_them
 from momentum2.evaluate.search import search as search_features
-from momentum2.evaluate.selection import By, Selection, SelectOptions
+from momentum2.evaluate.selection import By, SelectOptions
+from momentum2.evaluate.selection import Selection as Selection
 from momentum2.evaluate.selection import select as select_features
 from momentum2.evaluate.subject import Subject, SubjectOptions, data_of, open_subject
-from momentum2.files import write_whole
+from momentum2.files import place_of, write_csv
 from momentum2.methods import Method
 from momentum2.runs import objects
+from momentum2.runs.card import EncoderCard, inspect
 from momentum2.runs.directory import open_run
-from momentum2.runs.encoder import EncoderCard, inspect, load_encoder, save_encoder
+from momentum2.runs.encoder import load_encoder as load_encoder
+from momentum2.runs.encoder import save_encoder
 from momentum2.runs.handle import Run
 from momentum2.runs.metrics import floors_in, last_knn
-from momentum2.runs.names import ENCODER, PLAN, START
+from momentum2.runs.names import ENCODER, START
+from momentum2.runs.planned import write_plan
 from momentum2.runs.results import Result, below_floors
-from momentum2.runs.table import RunRow, compare, write_csv
-from momentum2.runs.trackers import Tracker, send
+from momentum2.runs.table import RunRow as RunRow
+from momentum2.runs.table import columns, compare
+from momentum2.runs.trackers import send
 from momentum2.settings import check as check_settings
-from momentum2.settings import flatten
+from momentum2.settings import flatten, is_whole
 from momentum2.training.build import build_method, make_job, with_cache, with_devices, with_precision
 from momentum2.training.checks import check, check_encoder, method_class
 from momentum2.training.device import choose_algorithms, choose_device, guest
@@ -78,7 +84,8 @@ def recipe(name: str, overrides: Mapping[str, object] | None = None) -> Config:
     from momentum2.recipes import configure, find
 
     _expect("overrides", overrides, Mapping | None, "a mapping of settings, such as {'train.epochs': 20}")
-    return configure(find(name), flatten(overrides or {}))
+    given = flatten(overrides or {})
+    return configure(find(name), given, copied=given if is_whole(given) else ())
 
 
 def plan(
@@ -150,7 +157,7 @@ def pretrain(
                 _save(place / START, built, config, 0, start.record)
             built.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             lines = [*describe(config, resolved, facts, start.record), *describe_images(config, images)]
-            _say_plan([*lines, *_network(config, facts)], place)
+            _say_plan([*lines, *_network(config, facts)], resolved.steps, place)
             score = online_knn(config, place, resolved.steps)
             job = make_job(config, resolved, built, images, place, device, score, start.record, order, seen)
             finished = fit(job, run)
@@ -181,9 +188,8 @@ def _network(config: Config, facts: Facts) -> list[tuple[str, str]]:
 def _save(path: Path, method: Method, config: Config, step: int, start: Record | None) -> None:
     network, best = next(iter(method.encoders().items()))
     card = EncoderCard.of_run(config, best.feature_dim, network, step, start)
-    save_encoder(
-        path, best, card if step else replace(card, network=None)
-    )  # before the first step they are one
+    # Before the first step teacher and student are one.
+    save_encoder(path, best, card if step else replace(card, network=None))
 
 
 def _expect(name: str, given: object, kind: Any, words: str) -> None:
@@ -253,11 +259,9 @@ def _problem(
     return None
 
 
-def _say_plan(lines: list[tuple[str, str]], out: Path) -> None:
+def _say_plan(lines: list[tuple[str, str]], steps: int, out: Path) -> None:
     if distributed.is_main():
-        told = [f"{name:<12}{value}" for name, value in lines]
-        write_whole(out / PLAN, "".join(f"{line}\n" for line in told).encode())
-        for line in told:
+        for line in write_plan(out, steps, lines):
             log.info(line)
 
 
@@ -399,7 +403,7 @@ def compare_runs(folder: Source, out: Source | None = None) -> list[RunRow]:
     place = _file("out", out, ".csv")
     found = compare(Path(folder))
     if place is not None:
-        write_csv(place, found)
+        write_csv(place, columns(found))
     return found
 
 
@@ -408,17 +412,7 @@ def _embeddings(features: Source | Embeddings) -> Embeddings:
 
 
 def _file(setting: str, place: Source | None, *suffixes: str) -> Path | None:
-    """A file to write, checked before anything is computed."""
-    path = None if place is None else Path(place)
-    if path is None:
-        return None
-    if path.suffix not in suffixes:
-        raise SettingError(setting, f"must be a file that ends in {' or '.join(suffixes)}.")
-    if not path.parent.is_dir():
-        raise SettingError(
-            setting, f"{path} is in a folder that does not exist. Create it, or choose another."
-        )
-    return path
+    return None if place is None else place_of(setting, place, *suffixes)
 
 
 def export_encoder(
@@ -516,30 +510,3 @@ def _kept(result: Result | None, subject: Subject) -> Result:
     if result is None:
         raise Stopped
     return keep_result(result, subject.directory)
-
-
-__all__ = [
-    "Embeddings",
-    "Neighbors",
-    "RunRow",
-    "Selection",
-    "Stopped",
-    "compare_runs",
-    "detect",
-    "doctor",
-    "embed",
-    "evaluate_knn",
-    "evaluate_linear",
-    "evaluate_semi",
-    "export_encoder",
-    "load_encoder",
-    "log_run",
-    "plan",
-    "pretrain",
-    "recipe",
-    "search",
-    "select",
-    "stats",
-    "views",
-    "write_report",
-]

@@ -39,6 +39,7 @@ Strength = Annotated[float, Limits(0, 10**4)]  # a multiplier of an augmentation
 
 #: One number for all views, or one for each.
 PerView = Strength | Annotated[list[Strength], Limits(1, 100)]
+SharePerView = Share | Annotated[list[Share], Limits(1, 100)]
 #: The name of a method, a backbone or a data set that was passed from Python as an object.
 OWN: Literal["own"] = "own"
 MethodName = Literal["byol", "moco", "simsiam", "simclr", "dino", "supervised", "own"]
@@ -72,6 +73,7 @@ Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 Repulsion = Literal["none", "batch"]
 OptimName = Literal["sgd", "lars", "muon", "adamw"]
 Resume = Literal["auto", "never", "must"]
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
 Network = Literal["teacher", "student"]
 
 
@@ -234,7 +236,7 @@ class ViewsConfig:
     """
 
     recipe: ViewRecipe = "byol"
-    crop_min: float | None = None
+    crop_min: Annotated[float, Limits(1e-6, 1)] | None = None
     color: PerView = 1.0
     blur: PerView = 1.0
     solarize: PerView = 1.0
@@ -243,9 +245,9 @@ class ViewsConfig:
     flip: PerView = 1.0
     jitter: PerView = 1.0
     gray: PerView = 1.0
-    vertical_flip: PerView = 0.0
-    rotate90: PerView = 0.0
-    channel_drop: PerView = 0.0
+    vertical_flip: SharePerView = 0.0
+    rotate90: SharePerView = 0.0
+    channel_drop: SharePerView = 0.0
 
 
 @dataclass(frozen=True)

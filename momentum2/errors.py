@@ -86,6 +86,11 @@ def shown(text: object, most: int = 200) -> str:
     )
 
 
+def reason(error: BaseException) -> str:
+    """What an exception from somebody else's code says, on one line: its kind and its words."""
+    return shown(" ".join(f"{type(error).__name__}: {error}".split()).rstrip(".: "), 300)
+
+
 def hint(word: str, known: Iterable[str]) -> str:
     """What a person may have meant by a word that is not known: `Did you mean plan?`, or all that are."""
     names = list(known)

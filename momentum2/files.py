@@ -8,19 +8,23 @@ What is read is a regular file of a limited size: a pipe, a device or a huge fil
 small one is an `OSError` at once.
 """
 
+import csv
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
+
+from momentum2.errors import SettingError
 
 #: How the names of unfinished files and folders begin.
 UNFINISHED = ".tmp-"
@@ -113,6 +117,37 @@ def write_whole(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    """Write the table that the setting `out` asks for; bytes in names that are not UTF-8 become escapes."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    with asked_for("out", path):
+        write_whole(path, text.getvalue().encode("utf-8", "backslashreplace"))
+
+
+@contextmanager
+def asked_for(setting: str, path: Path) -> Iterator[None]:
+    """Inside, `path` is written because a setting names it: if it cannot be, that is a mistake in the setting."""
+    try:
+        yield
+    except OSError as error:
+        raise SettingError(
+            setting, f"{path} cannot be written ({error.strerror}). Choose another file."
+        ) from None
+
+
+def place_of(setting: str, path: str | os.PathLike[str], *suffixes: str) -> Path:
+    """The file that a setting asks for, looked at before anything is computed for it."""
+    path = Path(path)
+    if path.suffix not in suffixes:
+        raise SettingError(setting, f"must be a file that ends in {' or '.join(suffixes)}.")
+    if not path.parent.is_dir():
+        raise SettingError(
+            setting, f"{path} is in a folder that does not exist. Create it, or choose another."
+        )
+    return path
+
+
 def write_new(path: Path, data: bytes | str) -> None:
     """Write a file that must not be there, such as one in a `whole_folder`."""
     with path.open("xb") as file:
@@ -132,19 +167,8 @@ def write_parts(path: Path, parts: Iterable[bytes | memoryview]) -> str:
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A new file to write to, which takes the place of `path` at the end of the block; after an error there is none."""
-    temporary = _unfinished(path)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        with open(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
+    with whole_path(path) as temporary, temporary.open("xb") as file:
+        yield file
 
 
 @contextmanager
@@ -202,6 +226,12 @@ def remove_unfinished(folder: Path, older: float = 0.0) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)
+
+
+def version(path: str | os.PathLike[str]) -> str:
+    """Text that changes when a file may have changed: its size and its time."""
+    found = os.stat(path)
+    return f"{found.st_size}\0{found.st_mtime_ns}"
 
 
 def sync(path: Path) -> None:

@@ -1,5 +1,6 @@
 """Muon: momentum whose step has singular values near 1 for every matrix."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -40,7 +41,28 @@ def orthogonalized(matrix: Tensor) -> Tensor:
     return found.mT if matrix.shape[0] > matrix.shape[1] else found
 
 
-class Muon(Optimizer):
+class ByGroup(Optimizer):
+    """An optimizer that steps for one group of parameters after the other, and keeps tensors like each of them."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Take one step; `closure` is not supported."""
+        for group in self.param_groups:
+            weights = [p for p in group["params"] if p.grad is not None]
+            if weights:
+                self._step(weights, [weight.grad for weight in weights], group)
+
+    @abstractmethod
+    def _step(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None: ...
+
+    def _memories(self, name: str, weights: list[Tensor]) -> list[Tensor]:
+        for weight in weights:
+            if name not in self.state[weight]:
+                self.state[weight][name] = torch.zeros_like(weight)
+        return [self.state[weight][name] for weight in weights]
+
+
+class Muon(ByGroup):
     """Muon (Jordan 2024) for weights of two and more dimensions, AdamW for the others.
 
     For a weight W, as a matrix of outputs × all else, with gradient G:
@@ -59,28 +81,19 @@ class Muon(Optimizer):
         weight_decay: float = 0.0,
         nesterov: bool = False,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "sgd_momentum": sgd_momentum,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-        }
-        super().__init__(params, defaults)
+        options = {"sgd_momentum": sgd_momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+        super().__init__(params, {"lr": lr, **options})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take one step; `closure` is not supported."""
-        for group in self.param_groups:
-            weights = [p for p in group["params"] if p.grad is not None]
-            if not weights:
-                continue
-            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-            for weight in weights:
-                if weight.ndim > 1:
-                    self._muon(weight, weight.grad, group)
-            vectors = [weight for weight in weights if weight.ndim < 2]
-            if vectors:
-                self._adamw(vectors, [weight.grad for weight in vectors], group)
+    def _step(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        vectors = []
+        for weight, gradient in zip(weights, gradients, strict=True):
+            if weight.ndim > 1:
+                self._muon(weight, gradient, group)
+            else:
+                vectors.append((weight, gradient))
+        if vectors:
+            self._adamw([weight for weight, _ in vectors], [gradient for _, gradient in vectors], group)
 
     def _muon(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         momentum, (velocity,) = group["sgd_momentum"], self._memories("momentum_buffer", [weight])
@@ -105,9 +118,3 @@ class Muon(Optimizer):
         steps = torch._foreach_div(means, sizes)
         torch._foreach_mul_(steps, _ADAMW_RATE * group["lr"] / mean_part)
         torch._foreach_sub_(weights, steps)
-
-    def _memories(self, name: str, weights: list[Tensor]) -> list[Tensor]:
-        for weight in weights:
-            if name not in self.state[weight]:
-                self.state[weight][name] = torch.zeros_like(weight)
-        return [self.state[weight][name] for weight in weights]

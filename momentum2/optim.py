@@ -1,6 +1,6 @@
 """The optimizers, with the parameter groups of the recipes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from fnmatch import fnmatch
 from typing import Any, cast
 
@@ -11,10 +11,18 @@ from torch.optim import SGD, AdamW, Optimizer
 from momentum2.backbones import timm_networks
 from momentum2.config import OptimConfig, OptimName
 from momentum2.errors import SettingError
-from momentum2.muon import Muon
+from momentum2.muon import ByGroup, Muon
 
 #: Tensors that an optimizer keeps for each parameter; muon, for nearly all of them.
 STATES: dict[OptimName, int] = {"sgd": 1, "lars": 1, "muon": 1, "adamw": 2}
+
+#: The optimizers that read a setting, of the settings that not all of them do.
+READ_BY: dict[str, tuple[OptimName, ...]] = {
+    "sgd_momentum": ("sgd", "lars", "muon"),
+    "nesterov": ("sgd", "muon"),
+    "lars_eta": ("lars",),
+    "weight_decay_end": ("adamw",),
+}
 
 
 def build_optimizer(
@@ -105,7 +113,7 @@ def set_weight_decay(optimizer: Optimizer, decay: float) -> None:
             group["weight_decay"] = decay
 
 
-class LARS(Optimizer):
+class LARS(ByGroup):
     """SGD whose step is scaled, tensor by tensor, to the norm of the weights.
 
     Algorithm 1 of You, Gitman and Ginsburg (2017), for weights w with gradient g:
@@ -123,37 +131,17 @@ class LARS(Optimizer):
         weight_decay: float = 0.0,
         eta: float = 1e-3,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "sgd_momentum": sgd_momentum,
-            "weight_decay": weight_decay,
-            "eta": eta,
-            "adapt": True,
-        }
-        super().__init__(params, defaults)
+        options = {"sgd_momentum": sgd_momentum, "weight_decay": weight_decay, "eta": eta}
+        super().__init__(params, {"lr": lr, **options, "adapt": True})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take one step; `closure` is not supported."""
-        for group in self.param_groups:
-            weights = [p for p in group["params"] if p.grad is not None]
-            if not weights:
-                continue
-            gradients: list[Tensor] = [p.grad for p in weights]
-            decay = group["weight_decay"]
-            updates = torch._foreach_add(gradients, weights, alpha=decay)
-            if group["adapt"]:
-                w, g = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, gradients))
-                trust = (group["eta"] * w / (g + decay * w)).masked_fill_((w == 0) | (g == 0), 1.0)
-                torch._foreach_mul_(updates, list(trust.unbind()))
-            buffers = [self._buffer(p) for p in weights]
-            torch._foreach_mul_(buffers, group["sgd_momentum"])
-            torch._foreach_add_(buffers, updates, alpha=group["lr"])
-            torch._foreach_sub_(weights, buffers)
-
-    def _buffer(self, weight: Tensor) -> Tensor:
-        # The name that torch's SGD gives it too.
-        state = self.state[weight]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(weight)
-        return state["momentum_buffer"]  # type: ignore[no-any-return]
+    def _step(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
+        decay = group["weight_decay"]
+        updates = torch._foreach_add(gradients, weights, alpha=decay)
+        if group["adapt"]:
+            w, g = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, gradients))
+            trust = (group["eta"] * w / (g + decay * w)).masked_fill_((w == 0) | (g == 0), 1.0)
+            torch._foreach_mul_(updates, list(trust.unbind()))
+        buffers = self._memories("momentum_buffer", weights)  # the name that torch's SGD gives it too
+        torch._foreach_mul_(buffers, group["sgd_momentum"])
+        torch._foreach_add_(buffers, updates, alpha=group["lr"])
+        torch._foreach_sub_(weights, buffers)

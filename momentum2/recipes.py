@@ -4,12 +4,15 @@ Those of the paper have the published settings. A number says whose it is: the p
 (where the paper does not have it), or measured here.
 """
 
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from momentum2.backbones import TIMM
 from momentum2.config import (
+    OWN,
     Config,
     DataConfig,
     MethodConfig,
@@ -22,8 +25,14 @@ from momentum2.config import (
 from momentum2.data import open_dataset
 from momentum2.data.opening import test_split_of, typical_size
 from momentum2.errors import SettingError, UserError, hint
+from momentum2.optim import READ_BY
 from momentum2.settings import override, understood
+from momentum2.terminal import is_first
+from momentum2.training.checks import check, method_class
 from momentum2.training.device import choose_device
+from momentum2.training.plan import unused_settings
+
+log = logging.getLogger("momentum2")
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,18 @@ FAST_MODEL = ModelConfig(
     "resnet10", "small", width=0.375, projector_hidden=512, projector_out=128, stem_init="cosines"
 )
 
-_DEPARTS = "repulsion in the batch, no predictor, a close teacher, Muon, ResNet-10"
+_DEPARTS = "not as in the paper: repulsion in the batch, no predictor, a close teacher, Muon"
+
+#: What starts a command on a machine of 8 GPUs, and on several.
+MACHINE = "torchrun --nproc-per-node 8"
+CLUSTER = "torchrun --nnodes {nodes} --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500"
+
+
+def _command(name: str, root: str, out: str, nodes: int = 0) -> str:
+    """The command of a recipe on labeled images at `root`; `nodes` are machines of 8 GPUs, 0 for one process."""
+    start = MACHINE if nodes == 1 else CLUSTER.format(nodes=nodes)
+    program = f"{start} -m momentum2" if nodes else "momentum2"
+    return f"{program} pretrain {name} --data.root {root} --eval_data.root {root} --out runs/{out}"
 
 
 def quickstart() -> Recipe:
@@ -75,7 +95,7 @@ def quickstart() -> Recipe:
             optim=replace(FAST_OPTIM, warmup_epochs=0.2),
             monitor=MonitorConfig(knn_every=2, knn_images=5_000),
         ),
-        summary=f"A Momentum² teacher on the embedded shapes: minutes on a laptop; not as in the paper: {_DEPARTS}",
+        summary=f"A Momentum² teacher on the embedded shapes: minutes on a laptop; {_DEPARTS}, ResNet-10",
         command="momentum2 pretrain quickstart --out runs/quickstart",
         expect="measured: kNN 84.5% (untrained 24.8%, raw pixels 40.5%, whitened patches 59.5%), seed 0, 9 minutes of "
         "CPU time with one thread of a busy core",
@@ -113,7 +133,7 @@ def cifar10() -> Recipe:
             monitor=MonitorConfig(knn_every=10, knn_images=10_000),
         ),
         summary="Momentum² Teacher, ResNet-18, CIFAR-10, for one GPU",
-        command="momentum2 pretrain cifar10 --data.root CIFAR --eval_data.root CIFAR --out runs/cifar10",
+        command=_command("cifar10", "CIFAR", "cifar10"),
         expect="not measured",
     )
 
@@ -129,8 +149,8 @@ def cifar10_cpu() -> Recipe:
             train=replace(base.train, epochs=8, checkpoint_every=500),
             monitor=replace(base.monitor, knn_every=4, knn_images=10_000),
         ),
-        summary=f"A Momentum² teacher on CIFAR-10 as image files: for one CPU core; not as in the paper: {_DEPARTS}",
-        command="momentum2 pretrain cifar10-cpu --data.root CIFAR --eval_data.root CIFAR --out runs/cifar10-cpu",
+        summary=f"A Momentum² teacher on CIFAR-10 as image files: for one CPU core; {_DEPARTS}, ResNet-10",
+        command=_command("cifar10-cpu", "CIFAR", "cifar10-cpu"),
         expect="not measured",
     )
 
@@ -149,7 +169,7 @@ def cifar10_cpu_paper() -> Recipe:
             optim=replace(base.optim, lr=0.1),
         ),
         summary="Momentum² Teacher with the paper's loss on CIFAR-10 as image files, in a small ResNet-18",
-        command="momentum2 pretrain cifar10-cpu-paper --data.root CIFAR --eval_data.root CIFAR --out runs/cifar10-cpu",
+        command=_command("cifar10-cpu-paper", "CIFAR", "cifar10-cpu"),
         expect="measured: kNN 37.8% (untrained 25.9%), seed 0, 15 minutes with one thread",
     )
 
@@ -168,7 +188,7 @@ def cifar10_hour() -> Recipe:
         ),
         summary="Momentum² Teacher, ResNet-18, CIFAR-10: an hour of one GPU by arithmetic; the paper's loss, which 200 "
         "epochs give the time that it needs, at 32 px and on one device",
-        command="momentum2 pretrain cifar10-hour --data.root CIFAR --eval_data.root CIFAR --out runs/cifar10-hour",
+        command=_command("cifar10-hour", "CIFAR", "cifar10-hour"),
         expect="not measured: planned by arithmetic",
     )
 
@@ -187,9 +207,9 @@ def tiny_hour() -> Recipe:
             optim=replace(FAST_OPTIM, lr=0.04, warmup_epochs=1, weight_decay=0.01),
             monitor=MonitorConfig(knn_every=10),
         ),
-        summary="A Momentum² teacher, ResNet-18, Tiny ImageNet as image files: an hour of one GPU by arithmetic; not "
-        "as in the paper: repulsion in the batch, no predictor, a close teacher, Muon",
-        command="momentum2 pretrain tiny-hour --data.root TINY --eval_data.root TINY --out runs/tiny-hour",
+        summary="A Momentum² teacher, ResNet-18, Tiny ImageNet as image files: an hour of one GPU by arithmetic; "
+        + _DEPARTS,
+        command=_command("tiny-hour", "TINY", "tiny-hour"),
         expect="not measured: planned by arithmetic",
     )
 
@@ -206,9 +226,8 @@ def imagenet100_hour() -> Recipe:
             train=replace(base.train, epochs=75),
         ),
         summary="A Momentum² teacher, ResNet-18, 100 classes of ImageNet at 128 px: an hour of one GPU by arithmetic, "
-        "if 8 cores decode for it; not as in the paper: repulsion in the batch, no predictor, a close teacher, Muon",
-        command="momentum2 pretrain imagenet100-hour --data.root IMAGENET100 --eval_data.root IMAGENET100 "
-        "--out runs/imagenet100-hour",
+        f"if 8 cores decode for it; {_DEPARTS}",
+        command=_command("imagenet100-hour", "IMAGENET100", "imagenet100-hour"),
         expect="not measured: planned by arithmetic",
     )
 
@@ -226,7 +245,7 @@ def stl10() -> Recipe:
             monitor=MonitorConfig(knn_every=10),
         ),
         summary="Momentum² Teacher, ResNet-18, STL-10, 64 devices of 32: the paper's Table 1",
-        command="momentum2 pretrain stl10 --data.root STL10 --eval_data.root STL10 --out runs/stl10",
+        command=_command("stl10", "STL10", "stl10"),
         expect="paper: 88.18% linear top-1",
     )
 
@@ -243,8 +262,7 @@ def imagenet_1node() -> Recipe:
             optim=OptimConfig(lr=0.05, warmup_epochs=10),
         ),
         summary="Momentum² Teacher, ResNet-50, ImageNet, 8 GPUs of 32",
-        command="torchrun --nproc-per-node 8 -m momentum2 pretrain imagenet-1node --data.root IMAGENET "
-        "--eval_data.root IMAGENET --out runs/imagenet",
+        command=_command("imagenet-1node", "IMAGENET", "imagenet", nodes=1),
         expect="paper: 70.4% linear top-1",
     )
 
@@ -258,8 +276,7 @@ def imagenet_1node_1024() -> Recipe:
             train=replace(base.train, batch_size=1024),
         ),
         summary="Momentum² Teacher, ResNet-50, ImageNet, 8 GPUs of 128",
-        command="torchrun --nproc-per-node 8 -m momentum2 pretrain imagenet-1node-1024 --data.root IMAGENET "
-        "--eval_data.root IMAGENET --out runs/imagenet-1024",
+        command=_command("imagenet-1node-1024", "IMAGENET", "imagenet-1024", nodes=1),
         expect="paper: 70.7% linear top-1 (200 epochs: 72.7; 300: 73.8)",
     )
 
@@ -276,8 +293,7 @@ def imagenet_128gpu() -> Recipe:
             ),
         ),
         summary="Momentum² Teacher, ResNet-50, ImageNet, LARS, 128 GPUs of 32",
-        command="torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
-        "-m momentum2 pretrain imagenet-128gpu --data.root IMAGENET --eval_data.root IMAGENET --out runs/m2",
+        command=_command("imagenet-128gpu", "IMAGENET", "m2", nodes=16),
         expect="paper: 72.0% linear top-1 (128 per GPU: 72.9; 1000 epochs: 74.5)",
     )
 
@@ -291,8 +307,7 @@ def imagenet_32gpu() -> Recipe:
             optim=replace(base.optim, weight_decay=1e-6),
         ),
         summary="Momentum² Teacher, ResNet-50, ImageNet, LARS, 32 GPUs of 128",
-        command="torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
-        "-m momentum2 pretrain imagenet-32gpu --data.root IMAGENET --eval_data.root IMAGENET --out runs/m2-32",
+        command=_command("imagenet-32gpu", "IMAGENET", "m2-32", nodes=4),
         expect="release: 73.7% linear top-1",
     )
 
@@ -307,8 +322,7 @@ def byol() -> Recipe:
             optim=replace(base.optim, weight_decay=1e-6),
         ),
         summary="BYOL: synced BN on both sides, ResNet-50, ImageNet, LARS, batch 4096",
-        command="torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
-        "-m momentum2 pretrain byol --data.root IMAGENET --eval_data.root IMAGENET --out runs/byol",
+        command=_command("byol", "IMAGENET", "byol", nodes=16),
         expect="paper: 72.5% linear top-1",
     )
 
@@ -333,8 +347,7 @@ def moco_v2() -> Recipe:
         ),
         summary="MoCo v2 with Momentum BN keys, ResNet-50, ImageNet, 32 GPUs of 32 (--method.teacher_norm shuffle: "
         "the original)",
-        command="torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
-        "-m momentum2 pretrain moco-v2 --data.root IMAGENET --eval_data.root IMAGENET --out runs/moco",
+        command=_command("moco-v2", "IMAGENET", "moco", nodes=4),
         expect="paper: 67.8% linear top-1 (shuffling BN: 66.8)",
     )
 
@@ -348,8 +361,7 @@ def moco_v2_8gpu() -> Recipe:
             train=replace(base.train, batch_size=256, devices=8),
         ),
         summary="MoCo v2 as its authors have it: shuffling BN, ResNet-50, ImageNet, 8 GPUs of 32",
-        command="torchrun --nproc-per-node 8 -m momentum2 pretrain moco-v2-8gpu --data.root IMAGENET "
-        "--eval_data.root IMAGENET --out runs/moco-8gpu",
+        command=_command("moco-v2-8gpu", "IMAGENET", "moco-8gpu", nodes=1),
         expect="paper: 67.5% linear top-1",
     )
 
@@ -367,8 +379,7 @@ def byol_eman() -> Recipe:
             ),
         ),
         summary="BYOL with EMAN: the teacher's BN statistics follow the student's; ResNet-50, ImageNet, 8 GPUs of 64",
-        command="torchrun --nproc-per-node 8 -m momentum2 pretrain byol-eman --data.root IMAGENET "
-        "--eval_data.root IMAGENET --out runs/byol-eman",
+        command=_command("byol-eman", "IMAGENET", "byol-eman", nodes=1),
         expect="EMAN's authors: 72.2% linear top-1",
     )
 
@@ -382,8 +393,7 @@ def moco_eman() -> Recipe:
             optim=replace(base.optim, warmup_epochs=10),
         ),
         summary="MoCo v2 with EMAN instead of shuffling BN, ResNet-50, ImageNet, 8 GPUs of 32",
-        command="torchrun --nproc-per-node 8 -m momentum2 pretrain moco-eman --data.root IMAGENET "
-        "--eval_data.root IMAGENET --out runs/moco-eman",
+        command=_command("moco-eman", "IMAGENET", "moco-eman", nodes=1),
         expect="EMAN's authors: 67.7% linear top-1",
     )
 
@@ -405,8 +415,7 @@ def simsiam() -> Recipe:
             optim=OptimConfig(lr=0.05),
         ),
         summary="SimSiam, ResNet-50, ImageNet, batch 256",
-        command="torchrun --nproc-per-node 8 -m momentum2 pretrain simsiam --data.root IMAGENET "
-        "--eval_data.root IMAGENET --out runs/simsiam",
+        command=_command("simsiam", "IMAGENET", "simsiam", nodes=1),
         expect="paper: 68.1% linear top-1",
     )
 
@@ -423,8 +432,7 @@ def simclr() -> Recipe:
             optim=replace(base.optim, weight_decay=1e-6),
         ),
         summary="SimCLR, ResNet-50, ImageNet, batch 4096",
-        command="torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
-        "-m momentum2 pretrain simclr --data.root IMAGENET --eval_data.root IMAGENET --out runs/simclr",
+        command=_command("simclr", "IMAGENET", "simclr", nodes=16),
         expect="not measured (66.6% linear top-1 is published for batch 8192)",
     )
 
@@ -441,8 +449,7 @@ def dino() -> Recipe:
             optim=OptimConfig(lr=0.03, warmup_epochs=10, clip_norm=3.0, exclude_bias_and_norm=True),
         ),
         summary="DINO with eight small crops, ResNet-50, ImageNet, 8 GPUs of 64",
-        command="torchrun --nproc-per-node 8 -m momentum2 pretrain dino --data.root IMAGENET "
-        "--eval_data.root IMAGENET --out runs/dino",
+        command=_command("dino", "IMAGENET", "dino", nodes=1),
         expect="not measured (75.3 % linear top-1 is published for 800 epochs and batch 4080)",
     )
 
@@ -458,8 +465,7 @@ def supervised() -> Recipe:
             optim=OptimConfig(lr=0.1, warmup_epochs=5),
         ),
         summary="Supervised baseline, ResNet-50, ImageNet",
-        command="torchrun --nproc-per-node 8 -m momentum2 pretrain supervised --data.root IMAGENET "
-        "--eval_data.root IMAGENET --out runs/supervised",
+        command=_command("supervised", "IMAGENET", "supervised", nodes=1),
         expect="not measured",
     )
 
@@ -472,8 +478,8 @@ def folder() -> Recipe:
             train=TrainConfig(epochs=200),
             optim=FAST_OPTIM,
         ),
-        summary="A Momentum² teacher on your own images; network, size and length are chosen by looking at them; not "
-        "as in the paper: repulsion in the batch, no predictor, a close teacher, Muon, on a CPU ResNet-10",
+        summary="A Momentum² teacher on your own images; network, size and length are chosen by looking at them; "
+        f"{_DEPARTS}, on a CPU ResNet-10",
         command="momentum2 pretrain folder --data.root photos --out runs/photos",
         expect="depends on the images",
         adapt=_fit_to_folder,
@@ -606,24 +612,44 @@ def find(name: str) -> Recipe:
     return RECIPES[name]()
 
 
-def configure(recipe: Recipe | None, given: Mapping[str, object]) -> Config:
+def configure(
+    recipe: Recipe | None, given: Mapping[str, object], copied: Collection[str] = frozenset()
+) -> Config:
     """The config of a recipe (None: the defaults) with the given settings, by their dotted names.
 
-    A recipe that looks at the user's data has done so; what was given wins over what it chose.
+    A recipe that looks at the user's data has done so; what was given wins over what it chose. A setting that was given
+    and has no effect is named in a warning, unless it is one of those `copied` from a run.
     """
     base = Config() if recipe is None else recipe.config
+    chosen = understood(base, {name: value for name, value in given.items() if name not in copied})
     given = understood(base, given)
     config = override(base, given)
     if recipe and recipe.adapt:
         config = override(recipe.adapt(config, frozenset(given)), given)
-    if "optim.name" in given and "optim.nesterov" not in given and config.optim.name not in ("sgd", "muon"):
-        config = replace(
-            config, optim=replace(config.optim, nesterov=False)
-        )  # the recipe's, for its own optimizer
+    if (
+        "optim.name" in given
+        and "optim.nesterov" not in given
+        and config.optim.name not in READ_BY["nesterov"]
+    ):
+        # The recipe's, for its own optimizer.
+        config = replace(config, optim=replace(config.optim, nesterov=False))
     # A network is tested on images of the kind that it is trained on.
     seen = {
         name: getattr(config.data, name)
         for name in ("image_size", "channels", "window", "mean", "std")
         if f"data.{name}" in given and f"eval_data.{name}" not in given
     }
-    return replace(config, eval_data=replace(config.eval_data, **seen))
+    config = replace(config, eval_data=replace(config.eval_data, **seen))
+    if config.method.name != OWN and is_first():
+        _tell_unused(config, chosen.keys())
+    return config
+
+
+def _tell_unused(config: Config, given: Set[str]) -> None:
+    """Name those of the given settings that have no effect; where one is refused, that is all there is to say."""
+    kind = method_class(config)
+    with suppress(UserError):
+        check(config, kind)
+        if unused := sorted(given & unused_settings(config, kind)):
+            has = "has" if len(unused) == 1 else "have"
+            log.warning("%s %s no effect in this run.", " and ".join(unused), has)

@@ -141,6 +141,12 @@ def flatten(tree: Mapping[str, object]) -> dict[str, object]:
     return flat
 
 
+def is_whole(names: Iterable[str]) -> bool:
+    """Whether settings are a whole `Config`, as a run writes it, and not some that somebody chose."""
+    sections = {field.name for field in fields(Config)} - {"objects"}
+    return sections <= {name.partition(".")[0] for name in names}
+
+
 @cache
 def leaves(kind: type) -> dict[str, Any]:
     """The type of each setting of a dataclass, by its dotted name."""

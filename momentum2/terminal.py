@@ -25,6 +25,11 @@ def has_bars() -> bool:
     return _shown and sys.stderr.isatty()
 
 
+def is_first() -> bool:
+    """Whether this is the first of the processes that torchrun started, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def progress(what: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
     """A function to call with the count of what is done: a bar on a terminal, elsewhere a line every ten seconds.
@@ -34,7 +39,7 @@ def progress(what: str, total: int | None, unit: str) -> Iterator[Callable[[int]
         total: How much there is to do; None if nobody knows.
         unit: Of what.
     """
-    if os.environ.get("RANK", "0") != "0":
+    if not is_first():
         yield lambda count: None
     elif has_bars():
         with _bar(what, total) as advance:

@@ -131,14 +131,17 @@ _DTYPES = {
 }
 
 
-def safetensors_parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+def safetensors_parts(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> Iterator[bytes | memoryview]:
     """The content of a .safetensors file with these tensors of the CPU, in parts.
 
     safetensors' own `save` keeps the other threads of Python from running until all is done, which takes seconds.
-    Like there, wide types come first, so that all are aligned; names are in their order: equal tensors, equal bytes.
+    Like there, wide types come first, so that all are aligned; names are in their order: equal tensors and metadata,
+    equal bytes. (The library writes metadata in an order that changes from process to process.)
     """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header: dict[str, object] = {}
+    header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     end = 0
     for name, tensor in ordered:
         begin, end = end, end + tensor.numel() * tensor.element_size()
@@ -156,16 +159,8 @@ def safetensors_parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryv
 
 
 def to_bytes(state: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
-    """A safetensors file: the same tensors and metadata give the same bytes.
-
-    The library writes metadata in an order that changes from process to process; here it is sorted.
-    """
-    content = safetensors.torch.save(state, metadata)
-    start = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:start]) | {"__metadata__": dict(sorted(metadata.items()))}
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8
-    return len(text).to_bytes(8, "little") + text + content[start:]
+    """A safetensors file."""
+    return b"".join(safetensors_parts(state, metadata))
 
 
 def network_in(state: Mapping[str, Tensor], names: Collection[str], path: Path) -> dict[str, Tensor]:

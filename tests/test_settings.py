@@ -474,7 +474,7 @@ def test_every_number_of_a_command_has_a_ceiling(command: str):
 
 
 #: Numbers that are not sizes: seeds have 64 bits, and shares are checked with what they are shares of.
-HARMLESS = {"train.seed", "seed", "views.crop_min", "fraction"}
+HARMLESS = {"train.seed", "seed", "fraction"}
 
 
 def _limits(hint: object) -> bool:

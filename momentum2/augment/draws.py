@@ -16,9 +16,8 @@ from torch import Tensor
 
 from momentum2.augment.specs import ViewSpec
 
-_BLOCKS = (
-    9  # Philox makes four 64-bit numbers per block: 36 numbers for every sample, all of which are in use
-)
+#: Philox makes four 64-bit numbers per block: 36 numbers for every sample, all of which are in use.
+_BLOCKS = 9
 _ORDERS = torch.tensor(list(permutations(range(4))))
 
 

@@ -31,9 +31,8 @@ def color_jitter_(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
         return images.index_copy_(0, index, sorted_images)
 
     chosen = factors.gather(1, order)  # the factor of the k-th operation
-    done = [
-        int((place <= k).sum()) for k in range(3)
-    ]  # the number that come first, with their hue at place <= k
+    # The number that come first, with their hue at place <= k.
+    done = [int((place <= k).sum()) for k in range(3)]
     for k in range(3):  # what comes before the hue ...
         blend_(images[done[k] :], chosen[done[k] :, k], order[done[k] :, k])
     if images.shape[1] == 3:

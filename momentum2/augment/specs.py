@@ -4,15 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from momentum2.config import DataConfig, PerView, ViewsConfig
-from momentum2.errors import SettingError
+from momentum2.errors import SettingError, called
+from momentum2.settings import check
 
 #: Views of at most this side are not blurred and are not cut from less than a fifth of the image.
 SMALL = 64
 #: Mean and std of each channel of ImageNet, and of all of them for channels that are no colors.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_MULTIPLIERS = ("color", "blur", "solarize", "flip", "jitter", "gray")
-_STRONGEST = 10_000.0  # multiplier
-_PROBABILITIES = ("vertical_flip", "rotate90", "channel_drop")
 _MEAN_OF_ALL, _STD_OF_ALL = 0.449, 0.226
 
 
@@ -96,13 +94,8 @@ def view_specs(
     """
     if image_size < 1:
         raise SettingError("data.image_size", f"must be at least 1, not {image_size}.")
-    if views.crop_min is not None and not 0 < views.crop_min <= 1:
-        raise SettingError(
-            "views.crop_min",
-            f"must be a share of the image's area, above 0 and at most 1, not {views.crop_min}.",
-        )
-    for name in _MULTIPLIERS + _PROBABILITIES:
-        _check_numbers(name, getattr(views, name), 1.0 if name in _PROBABILITIES else _STRONGEST)
+    with called({"": "views."}):
+        check(views)
     specs = tuple(
         _with_switches(s, views, i) for i, s in enumerate(_RECIPES[views.recipe](views, image_size))
     )
@@ -110,15 +103,6 @@ def view_specs(
         return specs
     specs = tuple(replace(spec, mean=normalization.mean, std=normalization.std) for spec in specs)
     return specs if len(normalization.mean) == 3 else tuple(map(_without_colors, specs))
-
-
-def _check_numbers(name: str, given: PerView, largest: float) -> None:
-    values = given if isinstance(given, list) else [given]
-    if not values:
-        raise SettingError(f"views.{name}", "is empty. Give a number, or one for each view.")
-    for value in values:
-        if not 0 <= value <= largest:
-            raise SettingError(f"views.{name}", f"must be from 0 to {largest:g}, not {value:g}.")
 
 
 def _of_view(given: PerView, view: int) -> float:
@@ -130,19 +114,19 @@ def _with_switches(spec: ViewSpec, views: ViewsConfig, view: int) -> ViewSpec:
     """What a recipe has for a view, with the user's multipliers and probabilities; an evaluation has no randomness."""
     if spec.center is not None:
         return spec
-    own = {name: _of_view(getattr(views, name), view) for name in _MULTIPLIERS + _PROBABILITIES}
-    brightness, contrast, saturation, hue = (strength * own["color"] for strength in spec.jitter)
+    color = _of_view(views.color, view)
+    brightness, contrast, saturation, hue = (strength * color for strength in spec.jitter)
     return replace(
         spec,
         jitter=(brightness, contrast, saturation, min(hue, 0.5)),
-        flip_p=min(1.0, spec.flip_p * own["flip"]),
-        jitter_p=min(1.0, spec.jitter_p * own["jitter"]),
-        gray_p=min(1.0, spec.gray_p * own["gray"]),
-        blur_p=min(1.0, spec.blur_p * own["blur"]),
-        solarize_p=min(1.0, spec.solarize_p * own["solarize"]),
-        vertical_flip_p=own["vertical_flip"],
-        rotate90_p=own["rotate90"],
-        channel_drop_p=own["channel_drop"],
+        flip_p=min(1.0, spec.flip_p * _of_view(views.flip, view)),
+        jitter_p=min(1.0, spec.jitter_p * _of_view(views.jitter, view)),
+        gray_p=min(1.0, spec.gray_p * _of_view(views.gray, view)),
+        blur_p=min(1.0, spec.blur_p * _of_view(views.blur, view)),
+        solarize_p=min(1.0, spec.solarize_p * _of_view(views.solarize, view)),
+        vertical_flip_p=_of_view(views.vertical_flip, view),
+        rotate90_p=_of_view(views.rotate90, view),
+        channel_drop_p=_of_view(views.channel_drop, view),
     )
 
 
@@ -195,8 +179,6 @@ def _multicrop(views: ViewsConfig, size: int) -> tuple[ViewSpec, ...]:
 
     The small views are blurred half of the time and never solarized.
     """
-    if views.small_crops < 0:
-        raise SettingError("views.small_crops", f"must be at least 0, not {views.small_crops}.")
     if views.small_crops and not 0 < views.small_size <= size:
         raise SettingError(
             "views.small_size", f"must be from 1 to {size}, the image size, not {views.small_size}."

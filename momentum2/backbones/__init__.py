@@ -133,11 +133,8 @@ def for_any_size(architecture: Architecture) -> Architecture:
     with torch.device("meta"):
         if torchvision_networks.is_resnet(_create(architecture)):
             return architecture
-        for more in (
-            (),
-            ("dynamic_img_size=true",),
-            ("strict_img_size=false",),
-        ):  # of timm's ViTs, and of its Swins
+        # What timm's ViTs want to be told, and its Swins.
+        for more in ((), ("dynamic_img_size=true",), ("strict_img_size=false",)):
             told = architecture._replace(options=(*architecture.options, *more))
             try:
                 fit.measure(_create(told), (128, 192), architecture.channels, backward=False)
@@ -261,7 +258,7 @@ def _create(
     try:
         try:
             return make()
-        except (RuntimeError, NotImplementedError):
+        except RuntimeError:
             if device.type != "meta":
                 raise
         # Some do tensor arithmetic while they are built, which the meta device cannot do.
@@ -322,11 +319,9 @@ def _usual_size(network: nn.Module) -> int | None:
 def _for_size(architecture: Architecture, sizes: tuple[int, ...]) -> Facts | None:
     """The same network built for the first of the sizes, if that is what it takes; on the default device."""
     size = f"{'img_size' if architecture.backbone.startswith(TIMM) else 'image_size'}={sizes[0]}"
-    for more in ((size,), (size, "dynamic_img_size=true"))[
-        : len(sizes)
-    ]:  # the latter for crops of another size
-        texts = (*architecture.options, *more)
-        told = architecture._replace(options=texts)
+    crops = [(size, "dynamic_img_size=true")] if len(sizes) > 1 else []  # of another size
+    for more in ((size,), *crops):
+        told = architecture._replace(options=(*architecture.options, *more))
         try:
             network = _create(told)
             return facts_of(network, told, fit.measure(network, sizes, architecture.channels), sizes[0])

@@ -4,21 +4,18 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 from momentum2.cli.options import ConfigFile, Options, Positional, Words
-from momentum2.config import Config, Count, Limits, Network, Processes, Resume
+from momentum2.config import Config, Count, Limits, Network, Processes, Resume, Tracker
 from momentum2.errors import UserError, shown
+from momentum2.terminal import is_first
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from momentum2.detection.presets import DetectConfig
-    from momentum2.evaluate import subject as evaluated
-    from momentum2.runs.results import Result
-
-    S = TypeVar("S", bound=DataclassInstance)
-    Measure = Callable[[evaluated.Subject, S], Result | None]
+    from momentum2.evaluate.subject import SubjectOptions
 
 _RUN = Positional(
     "RUN", "A run directory, one of its checkpoints, an encoder.safetensors or another file of weights."
@@ -89,7 +86,7 @@ def backbones(words: Words) -> int:
         return 0
     for name in names:
         with torch.device("meta"):
-            count = sum(p.numel() for p in backbones.create(name).parameters())
+            count = backbones.fit.parameters_of(backbones.create(name))
         print(f"{name:<60} {count / 1e6:>8.1f} M parameters", flush=True)
     return 0
 
@@ -113,9 +110,7 @@ def plan(words: Words) -> int:
     """Show what a recipe resolves to."""
     options, config = words.read(PlanOptions()), _config(words)
     from momentum2 import api
-    from momentum2.training.device import keep_large_blocks
 
-    keep_large_blocks()
     lines = api.plan(config, images=options.images, processes=options.processes, probe=options.probe)
     for name, value in lines:
         _say(f"{name:<12}{value}")
@@ -166,7 +161,7 @@ def views(words: Words) -> int:
 
     source, options = words.one(), words.read(ViewsOptions())
     with words.naming_files():
-        _say(f"Wrote {api.views(source, options.out, count=options.count, overrides=words.settings)}")
+        _wrote(api.views(source, options.out, count=options.count, overrides=words.settings))
     return 0
 
 
@@ -222,7 +217,7 @@ def _config(words: Words) -> Config:
 
     name = words.at_most_one() if "config" in words.options else words.one()
     with words.naming_files():
-        return configure(None if name is None else find(name), words.settings)
+        return configure(None if name is None else find(name), words.settings, words.copied)
 
 
 # -- evaluate, embed
@@ -316,8 +311,7 @@ def search(words: Words) -> int:
         _say(f"{one.image}:")
         for name, similarity in zip(one.names, one.similarity.tolist(), strict=True):
             _say(f"  {similarity:6.3f}  {name}")
-    if files.out is not None:
-        _say(f"Wrote {files.out}")
+    _wrote(files.out)
     return 0
 
 
@@ -359,9 +353,7 @@ def select(words: Words) -> int:
         _say(f"  {similarity:6.3f}  {name}")
     if len(found.names) > _LISTED:
         _say(f"  ... and {len(found.names) - _LISTED:,} more")
-    for path in (files.out, files.keep):
-        if path is not None:
-            _say(f"Wrote {path}")
+    _wrote(files.out, files.keep)
     return 0
 
 
@@ -398,8 +390,7 @@ def runs(words: Words) -> int:
     console = Console()
     # A pipe has no width: what reads it gets one line for each run.
     (console if console.is_terminal else Console(width=10_000)).print(table)
-    if out is not None:
-        _say(f"Wrote {out}")
+    _wrote(out)
     return 0
 
 
@@ -409,7 +400,7 @@ def _on_images(options: "DataclassInstance") -> Options:
     return Options(_RUN, (options, ImagesOption()), SubjectOptions())
 
 
-def _subject_options(words: Words) -> "evaluated.SubjectOptions":
+def _subject_options(words: Words) -> "SubjectOptions":
     """What is evaluated on what: the run's own evaluation data, unless other images are named."""
     from momentum2.data.opening import find_data
     from momentum2.evaluate.subject import SubjectOptions, data_of
@@ -476,12 +467,9 @@ def detect(words: Words) -> int:
             else:
                 _say(use.detect_in(Path(run), Path(options.images), words.settings, out))
         return 0
-    from momentum2.training.device import keep_large_blocks
-
     out = _out(options.out, "Choose a run directory with --out DIR.")
     # The settings of this model on these data are the defaults; what was given still wins.
     config = words.override(_detect_defaults(words))
-    keep_large_blocks()
     return 0 if api.detect(config, out, run, resume=options.resume) else _stopped()
 
 
@@ -546,8 +534,7 @@ def report(words: Words) -> int:
     from momentum2 import api
     from momentum2.report.learned import ReportOptions
 
-    path = api.write_report(words.some(), words.read(PageOptions()).out, words.read(ReportOptions()))
-    _say(f"Wrote {path}")
+    _wrote(api.write_report(words.some(), words.read(PageOptions()).out, words.read(ReportOptions())))
     return 0
 
 
@@ -606,7 +593,7 @@ class LogOptions:
         to: tensorboard, wandb or mlflow.
     """
 
-    to: Literal["tensorboard", "wandb", "mlflow"] | None = None
+    to: Tracker | None = None
 
 
 def log(words: Words) -> int:
@@ -640,6 +627,11 @@ def _out(out: str | None, sentence: str) -> Path:
     return Path(out)
 
 
+def _wrote(*paths: str | Path | None) -> None:
+    for path in filter(None, paths):
+        _say(f"Wrote {path}")
+
+
 def _stopped() -> int:
     """Say that a signal ended the training; the exit code asks schedulers to try again."""
     _say("Stopped; everything is saved. Run the same command again to resume.")
@@ -648,12 +640,8 @@ def _stopped() -> int:
 
 def _say(text: str) -> None:
     """Print a line, from however many processes once."""
-    if _is_first():
+    if is_first():
         print(shown(text, 2_000))
-
-
-def _is_first() -> bool:
-    return os.environ.get("RANK", "0") == "0"
 
 
 _RECIPE_USAGE = "RECIPE [options]\n--config FILE [options]"

@@ -17,6 +17,7 @@ from momentum2.cli.options import Words, plain
 from momentum2.errors import ProcessLost, SaidElsewhere, SettingError, UserError, hint, shown
 from momentum2.terminal import show
 
+_PATHS = ("TEXT", "RUN", "RUN IMAGE", "DATA", "DIR", "FEATURES")  # most texts are paths
 _LONGEST = 2_000  # characters of a line, such as one that quotes what somebody wrote
 
 
@@ -183,14 +184,7 @@ def _completion(shell: str) -> str:
         leaf = groups[group].add_parser(word, help=plain(_summary(name)))
         command.options().fill(leaf)
         for action in leaf._actions:
-            if not action.choices and action.metavar in (
-                "TEXT",
-                "RUN",
-                "RUN IMAGE",
-                "DATA",
-                "DIR",
-                "FEATURES",
-            ):  # most texts are paths
+            if not action.choices and action.metavar in _PATHS:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
     return str(shtab.complete(parser, shell))
 

@@ -7,7 +7,7 @@ What was given is known by its name, whether a flag gave it or a file. argparse 
 import argparse
 import inspect
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -19,6 +19,7 @@ from momentum2.errors import SettingError, UnknownSetting, UserError
 from momentum2.settings import (
     BOOLEANS,
     close_setting,
+    is_whole,
     kind_of,
     leaves,
     override,
@@ -97,6 +98,14 @@ class Words:
         """`base` with the given settings."""
         with self.naming_files():
             return override(base, self.settings)
+
+    @property
+    def copied(self) -> set[str]:
+        """The settings from files that are whole configs, such as a run's config.yaml: nobody chose each of them."""
+        by_file = defaultdict[Path, set[str]](set)
+        for name, file in self.files.items():
+            by_file[file].add(name)
+        return {name for names in by_file.values() if is_whole(names) for name in names}
 
     @contextmanager
     def naming_files(self) -> Iterator[None]:

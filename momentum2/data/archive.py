@@ -15,15 +15,16 @@ import numpy as np
 from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.images import BadImage, Encoded, refuse_large
 from momentum2.data.layout import choose_split, images_among, is_hidden, labels_from_folders, split_word
-from momentum2.errors import SettingError, UserError
+from momentum2.errors import SettingError, UserError, reason
+from momentum2.files import version
 from momentum2.terminal import progress
 
 #: How many times larger than in its archive an image can be: most formats are compressed already. Smaller ones may.
 _MOST_INFLATED, _HARMLESS = 100, 64 << 20
 #: What tarfile and zipfile raise for archives that are damaged, or made to confuse them.
 _DAMAGE = (
-    *(OSError, EOFError, ValueError, KeyError, IndexError, OverflowError, RuntimeError, NotImplementedError),
-    *(UnicodeError, struct.error, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile),
+    *(OSError, EOFError, ValueError, KeyError, IndexError, OverflowError, RuntimeError, struct.error),
+    *(zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile),
 )
 
 
@@ -44,8 +45,7 @@ class Archive(Dataset):
         super().__init__(names, labels, classes)
         self.path, self.places = path, places
         self.is_zip = zipfile.is_zipfile(path)
-        found = path.stat()
-        self.version = f"{found.st_size}\0{found.st_mtime_ns}"
+        self.version = version(path)
 
     def picture(self, index: int) -> Encoded:
         place, size = self.places[index].tolist()
@@ -53,7 +53,7 @@ class Archive(Dataset):
         try:
             data = self._from_zip(place) if self.is_zip else self._from_tar(place, size)
         except _DAMAGE as error:
-            raise BadImage(f"{type(error).__name__}: {error}") from error
+            raise BadImage(reason(error)) from error
         return Encoded(data, self.reading)
 
     def stamp(self, index: int) -> str:

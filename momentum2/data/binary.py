@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from momentum2.data.dataset import FixedSize, Ints
 from momentum2.data.images import Pixels
+from momentum2.data.layout import no_split
 from momentum2.errors import SettingError, UserError
 from momentum2.files import read, read_text
 
@@ -76,7 +77,8 @@ class Stl10(FixedSize):
 
 def open_cifar(root: Path, split: str, classes: int) -> Cifar:
     """CIFAR-10 or CIFAR-100 (fine labels) in its binary or its Python form, in or below `root`."""
-    _check_split(f"CIFAR-{classes}", split, ("train", "test"))
+    if split not in ("train", "test"):
+        raise no_split(f"CIFAR-{classes}", split, ("train", "test"))
     binary = ("cifar-10-batches-bin", "cifar-100-binary")[classes == 100]
     python = ("cifar-10-batches-py", "cifar-100-python")[classes == 100]
     folder = _find(root, (binary, python), f"cifar{classes}")
@@ -105,7 +107,9 @@ def open_cifar(root: Path, split: str, classes: int) -> Cifar:
 
 def open_stl10(root: Path, split: str) -> Stl10:
     """STL-10; the split is unlabeled, train, test or train+unlabeled, of which train and test have labels."""
-    _check_split("STL-10", split, ("unlabeled", "train", "test", "train+unlabeled"))
+    splits = ("unlabeled", "train", "test", "train+unlabeled")
+    if split not in splits:
+        raise no_split("STL-10", split, splits)
     folder = _find(root, ("stl10_binary",), "stl10")
     files = [folder / f"{part}_X.bin" for part in split.split("+")]
     labels = None
@@ -131,11 +135,6 @@ def _check_labels(labels: Ints, images: int, classes: list[str]) -> None:
         raise ValueError(f"{len(labels)} labels for {images} images")
     if not 0 <= labels.min() <= labels.max() < len(classes):
         raise ValueError("labels without a class name")
-
-
-def _check_split(what: str, split: str, splits: tuple[str, ...]) -> None:
-    if split not in splits:
-        raise UserError(f"{what} has no split {split!r}. Choose one of {', '.join(splits)}.")
 
 
 def _find(root: Path, folders: tuple[str, ...], name: str) -> Path:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from momentum2.config import Cache
 from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.images import MAX_PIXELS, Array, BadImage, Picture, Pixels
+from momentum2.data.looking import some_sizes
 from momentum2.data.packing import BLOCK, decode, pack
 from momentum2.errors import SettingError
 from momentum2.files import at_home, locked, read, read_json
@@ -142,14 +143,8 @@ def _decoded_bytes(dataset: Dataset) -> int:
     """Exact where all images have one size, else estimated from a few of them."""
     if dataset.fixed_size is not None:
         return len(dataset) * dataset.fixed_size[0] * dataset.fixed_size[1] * dataset.channels
-    sizes = []
-    for index in np.linspace(0, len(dataset) - 1, min(len(dataset), 64)).astype(int).tolist():
-        try:
-            height, width = dataset.picture(index).size
-            sizes.append(height * width * dataset.channels)
-        except BadImage:
-            continue
-    return int(np.mean(sizes) * len(dataset)) if sizes else 0
+    pixels = [height * width for height, width in some_sizes(dataset)]
+    return int(np.mean(pixels) * len(dataset) * dataset.channels) if pixels else 0
 
 
 def _fits(base: Path, estimate: int, cache: Cache) -> bool:

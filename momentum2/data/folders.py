@@ -21,7 +21,7 @@ from momentum2.data.layout import (
     split_word,
 )
 from momentum2.errors import SettingError, UserError
-from momentum2.files import read
+from momentum2.files import read, version
 from momentum2.terminal import progress
 
 _MOST_WAYS = 100  # that links may lead to one folder
@@ -48,10 +48,9 @@ class Files(Dataset):
     def stamp(self, index: int) -> str:
         name = self.names[index]
         try:
-            found = os.stat(os.path.join(self.root, name))
+            return f"{name}\0{version(os.path.join(self.root, name))}"
         except (OSError, ValueError):
             return f"{name}\0missing"
-        return f"{name}\0{found.st_size}\0{found.st_mtime_ns}"
 
 
 def open_folder(root: Path, split: str) -> Files:

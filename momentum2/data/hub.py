@@ -13,8 +13,8 @@ from momentum2.data.cache import cache_folder
 from momentum2.data.columns import LABEL_COLUMNS
 from momentum2.data.dataset import Dataset, Ints, Numbered
 from momentum2.data.images import MAX_BYTES, BadImage, Encoded, refuse_large
-from momentum2.data.layout import labels_from_words, split_in
-from momentum2.errors import SettingError, UserError
+from momentum2.data.layout import labels_from_words, no_split, split_in
+from momentum2.errors import SettingError, UserError, reason
 from momentum2.files import at_home, read
 
 
@@ -44,7 +44,7 @@ def _file(path: str) -> bytes:
     try:
         return read(Path(path), MAX_BYTES)
     except (OSError, ValueError) as error:
-        raise BadImage(f"{type(error).__name__}: {error}") from error
+        raise BadImage(reason(error)) from error
 
 
 def open_hf(data: DataConfig, split: str) -> Rows:
@@ -65,9 +65,8 @@ def open_hf(data: DataConfig, split: str) -> Rows:
         except UserError:
             raise
         except Exception as error:  # there is no end to what it raises
-            why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise SettingError(
-                "data.root", f"{root} cannot be opened as a Hugging Face data set ({why})."
+                "data.root", f"{root} cannot be opened as a Hugging Face data set ({reason(error)})."
             ) from error
     return _rows(datasets, table, data)
 
@@ -86,13 +85,13 @@ def _local(datasets: Any, path: Path, split: str, data: DataConfig) -> Any:
             name = file.relative_to(path).as_posix() if path.is_dir() else file.name
             by_split.setdefault(split_in(name) or "train", []).append(str(file))
         if split not in by_split:
-            raise UserError(f"{path} has no split {split!r}. Choose one of {', '.join(by_split)}.")
+            raise no_split(path, split, by_split)
         cache = str(cache_folder(data.cache_dir) / "hf")
         return datasets.load_dataset(
             "parquet", data_files={split: by_split[split]}, split=split, cache_dir=cache
         )
     if split not in found:
-        raise UserError(f"{path} has no split {split!r}. Choose one of {', '.join(found)}.")
+        raise no_split(path, split, found)
     return found[split]
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from momentum2.data import formats
+from momentum2.errors import reason
 
 Pixels = NDArray[np.uint8]  # (height, width, channels)
 #: What a file holds before it becomes pixels: (height, width) or (height, width, channels) numbers of any kind.
@@ -248,7 +249,7 @@ def _bad_if_it_fails() -> Iterator[None]:
     except UnidentifiedImageError:
         raise BadImage("not an image in a known format") from None
     except Exception as error:
-        raise BadImage(" ".join(f"{type(error).__name__}: {error}".split())) from error
+        raise BadImage(reason(error)) from error
 
 
 def _orientation(image: Image.Image) -> int:

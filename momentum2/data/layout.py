@@ -1,16 +1,17 @@
 """What the names of image files say: which are images, which split and class they belong to."""
 
 import logging
-import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 from momentum2.data.dataset import Ints
 from momentum2.data.images import ARRAY_SUFFIXES, SUFFIXES
 from momentum2.errors import UserError
+from momentum2.terminal import is_first
 
 #: Folder names that divide a data set rather than name a class.
 SPLITS = ("train", "val", "valid", "validation", "test", "unlabeled")
@@ -61,17 +62,20 @@ def choose_split(folders: Collection[str], split: str, where: str) -> str:
             f"{where} has several folders for split {split!r}: {', '.join(fitting)}. Set split to one of them."
         )
     if fitting:
-        if beside := sorted(
-            folder for folder in folders if split_word(folder) is None and folder != fitting[0]
-        ):
+        if beside := sorted(f for f in folders if split_word(f) is None and f != fitting[0]):
             _say_once(f'Using only the "{fitting[0]}" folder of {where}; ignoring {", ".join(beside)}.')
         return fitting[0]
     splits = sorted(folder for folder in folders if split_word(folder))
     if split == "train" and not splits:
         return ""
-    if splits:
-        raise UserError(f"{where} has no split {split!r}. Choose one of {', '.join(splits)}.")
-    raise UserError(
+    raise no_split(where, split, splits)
+
+
+def no_split(where: str | Path, split: str, known: Collection[str]) -> UserError:
+    """What to say of a split that is not there; `known` are those that are."""
+    if known:
+        return UserError(f"{where} has no split {split!r}. Choose one of {', '.join(known)}.")
+    return UserError(
         f"{where} is not divided into splits, so it has no {split!r}. Divide it by setting split to 80% and test_split "
         "to -20%."
     )
@@ -79,7 +83,7 @@ def choose_split(folders: Collection[str], split: str, where: str) -> str:
 
 @cache
 def _say_once(sentence: str) -> None:
-    if os.environ.get("RANK", "0") == "0":
+    if is_first():
         logging.getLogger("momentum2").warning(sentence)
 
 

@@ -1,6 +1,7 @@
 """A look at some of the images before anything is made of them: do their values and channels fit the settings?"""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,15 @@ def some_pictures(dataset: Dataset, count: int = _LOOKED_AT) -> Iterator[tuple[i
             continue  # named when it is read in training
 
 
+def some_sizes(dataset: Dataset) -> list[tuple[int, int]]:
+    """(height, width) of those of them that can be read so far."""
+    sizes = []
+    for _, picture in some_pictures(dataset):
+        with suppress(BadImage):
+            sizes.append(picture.size)
+    return sizes
+
+
 def reading_of(data: DataConfig) -> Reading:
     """How a config section has its images read; refuses a window that makes no sense."""
     window = data.window
@@ -53,7 +63,7 @@ class _Range:
     kind: str
     low: float
     high: float
-    count: int = 1
+    count: int = 0
 
 
 def check_reading(dataset: Dataset) -> None:
@@ -69,14 +79,8 @@ def check_reading(dataset: Dataset) -> None:
         except NeedsWindow as need:
             if found is None:
                 found = _Range(dataset.names[index], need.kind, need.low, need.high)
-            else:
-                found = _Range(
-                    found.name,
-                    found.kind,
-                    min(found.low, need.low),
-                    max(found.high, need.high),
-                    found.count + 1,
-                )
+            found.low, found.high = min(found.low, need.low), max(found.high, need.high)
+            found.count += 1
         except OtherChannels as other:
             raise SettingError(
                 "data.channels",

@@ -20,9 +20,9 @@ from momentum2.data.columns import has_header, has_images, open_table
 from momentum2.data.dataset import Dataset, FixedSize, Ints, Subset
 from momentum2.data.folders import open_folder, open_imagenet, open_list, subfolders, walk
 from momentum2.data.hub import open_hf
-from momentum2.data.images import BadImage, Pixels
-from momentum2.data.layout import split_word
-from momentum2.data.looking import check_reading, reading_of, some_pictures
+from momentum2.data.images import Pixels
+from momentum2.data.layout import no_split, split_word
+from momentum2.data.looking import check_reading, reading_of, some_sizes
 from momentum2.data.remote import check_url, fetch, is_remote
 from momentum2.data.sampler import seeded_subset
 from momentum2.data.shards import find_shards, open_shards
@@ -40,7 +40,7 @@ class Shapes(FixedSize):
 
     def __init__(self, split: str, size: int) -> None:
         if split not in SHAPES:
-            raise UserError(f"shapes has no split {split!r}. Choose one of {', '.join(SHAPES)}.")
+            raise no_split("shapes", split, SHAPES)
         everything = np.arange(SHAPES[split])
         labels = shapes.labels(everything, split=split)
         super().__init__((f"{split}/{i:05d}" for i in everything), labels, shapes.CLASS_NAMES)
@@ -195,10 +195,7 @@ def _download(data: DataConfig) -> None:
 
 def typical_size(dataset: Dataset) -> int:
     """The usual crop size that suits the median short side of (up to 64 of) the images."""
-    sides = []
-    for _, picture in some_pictures(dataset):
-        with suppress(BadImage):  # named when it is read in training
-            sides.append(min(picture.size))
+    sides = [min(size) for size in some_sizes(dataset)]
     side = median(sides) if sides else 224
     return next((size for size in (32, 64, 96, 128, 160) if side < size * 1.4), 224)
 

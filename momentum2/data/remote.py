@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from momentum2.data.cache import cache_folder
 from momentum2.data.shards import expand
-from momentum2.errors import SettingError, UserError
+from momentum2.errors import SettingError, UserError, reason
 from momentum2.files import locked, remove_unfinished, whole_path
 from momentum2.terminal import progress
 
@@ -27,6 +27,10 @@ T = TypeVar("T")
 #: What may be before ://. Others could run programs, or mean something else on another machine.
 PROTOCOLS = ("http", "https", "s3", "gs", "gcs", "az", "abfs", "hf")
 _SUFFIXES = (".tar", ".zip", ".parquet")
+#: What file systems call the version of a file.
+_VERSIONS = (
+    *("ETag", "etag", "md5Hash", "Content-MD5", "Last-Modified", "LastModified", "mtime", "last_modified"),
+)
 _AT_ONCE = 8  # files that are fetched side by side
 _TRIES = 4
 _SPARE = 1.02  # of the disk's free space
@@ -86,9 +90,8 @@ def fetch(root: str, cache_dir: str | None) -> list[Path]:
             base / f"{identity}{Path(url).suffix}" for url, (_, identity) in zip(urls, found, strict=True)
         ]
         folder = hashlib.sha256("\n".join(urls).encode()).hexdigest()[:16]
-        with locked(
-            base / f"{folder}.lock"
-        ):  # the other processes of this machine wait, and find everything there
+        # The other processes of this machine wait, and find everything there.
+        with locked(base / f"{folder}.lock"):
             missing = [
                 (url, size, path)
                 for url, (size, _), path in zip(urls, found, paths, strict=True)
@@ -139,17 +142,7 @@ def _described(system: Any, url: str) -> tuple[int, str]:
         raise SettingError(
             "data.root", f"{url} does not say how large it is, so it cannot be fetched safely."
         )
-    versions = (
-        "ETag",
-        "etag",
-        "md5Hash",
-        "Content-MD5",
-        "Last-Modified",
-        "LastModified",
-        "mtime",
-        "last_modified",
-    )
-    known = [f"{name}={info[name]}" for name in versions if info.get(name)]
+    known = [f"{name}={info[name]}" for name in _VERSIONS if info.get(name)]
     return size, hashlib.sha256("\n".join([url, str(size), *known]).encode()).hexdigest()[:24]
 
 
@@ -195,8 +188,7 @@ def _attempt(url: str, work: Callable[[], T]) -> T:
 
 def _short(error: Exception) -> str:
     """One line, without addresses that may have been signed on the way."""
-    text = re.sub(r"\w+://\S+", "URL", " ".join(f"{type(error).__name__}: {error}".split()))
-    return text[:200]
+    return re.sub(r"\w+://\S+", "URL", reason(error))
 
 
 def _linked(folder: Path, urls: Sequence[str], paths: Sequence[Path]) -> list[Path]:

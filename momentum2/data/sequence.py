@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 from momentum2.data.dataset import Dataset, Numbered
 from momentum2.data.images import Array, BadImage, Picture, Values, values_of
-from momentum2.errors import UserError
+from momentum2.errors import UserError, reason
 
 _LOOKED_AT = 16  # items whose labels tell whether all have one
 _IMAGE_KEYS = ("image", "img", "pixel_values")
@@ -43,7 +43,7 @@ class SequenceDataset(Dataset):
         try:
             item = self.items[index]
         except Exception as error:  # whatever the user's own code raises
-            raise BadImage(f"{type(error).__name__}: {error}") from error
+            raise BadImage(reason(error)) from error
         return Array(self.reading.pixels(as_values(_part(item, self.keys[0]), self.channels)))
 
     def stamp(self, index: int) -> str:

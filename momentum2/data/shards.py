@@ -16,10 +16,10 @@ import numpy as np
 from momentum2.data.cache import cache_folder
 from momentum2.data.dataset import Chosen, Dataset, Ints, Names
 from momentum2.data.images import BadImage, Encoded, refuse_large
-from momentum2.data.layout import is_array, is_hidden, is_image, labels_from_words, split_in
+from momentum2.data.layout import is_array, is_hidden, is_image, labels_from_words, no_split, split_in
 from momentum2.data.workers import Workers
 from momentum2.errors import SettingError, UserError
-from momentum2.files import at_home, locked, parse_json, write_whole
+from momentum2.files import at_home, locked, parse_json, version, write_whole
 from momentum2.machine import allowed_cores
 from momentum2.terminal import progress
 
@@ -44,7 +44,7 @@ class Shards(Dataset):
     ) -> None:
         super().__init__(names, labels, classes)
         self.files, self.places = tuple(map(str, files)), places
-        self.versions = tuple(map(_version, self.files))
+        self.versions = tuple(map(version, self.files))
 
     def picture(self, index: int) -> Encoded:
         shard, start, size = self.places[index].tolist()
@@ -73,17 +73,11 @@ class _Opened:
 
 
 @lru_cache(maxsize=128)
-def _opened(path: str, version: str, process: int) -> _Opened:
+def _opened(path: str, known: str, process: int) -> _Opened:
     """Each process opens a shard once, unless there are more of them than files may be open."""
-    if _version(path) != version:
+    if version(path) != known:
         raise BadImage("the shard has changed since it was opened")
     return _Opened(path)
-
-
-def _version(path: str) -> str:
-    """What changes when a file may have changed."""
-    found = os.stat(path)
-    return f"{found.st_size}\0{found.st_mtime_ns}"
 
 
 def open_shards(files: Sequence[Path], root: str, split: str, cache_dir: str | None) -> Shards:
@@ -103,13 +97,8 @@ def open_shards(files: Sequence[Path], root: str, split: str, cache_dir: str | N
     names = [file.relative_to(base).as_posix() for file in files]
     splits = [split_in(name) for name in names]
     known = sorted({found for found in splits if found})
-    if known and split not in known:
-        raise UserError(f"{root} has no split {split!r}. Choose one of {', '.join(known)}.")
-    if not known and split != "train":
-        raise UserError(
-            f"{root} is not divided into splits, so it has no {split!r}. Divide it by setting split to 80% and "
-            "test_split to -20%."
-        )
+    if split not in (known or ["train"]):
+        raise no_split(root, split, known)
     index = _indexed(files, names, cache_folder(cache_dir))
     ours = np.array([not known or found == split for found in splits])
     chosen = np.flatnonzero(ours[index.places[:, 0]])
@@ -136,11 +125,9 @@ class _Sample(NamedTuple):
 
 def _indexed(files: Sequence[Path], names: Sequence[str], base: Path) -> _Index:
     """What is in the shards: from the cache, or read once and kept there."""
-    stamps = [f"{name}\0{_version(str(file))}" for name, file in zip(names, files, strict=True)]
-    key = hashlib.sha256("\n".join([str(_FORMAT), *stamps]).encode("utf-8", "surrogateescape")).hexdigest()[
-        :24
-    ]
-    path = base / f"shards-{key}.npz"
+    stamps = [f"{name}\0{version(file)}" for name, file in zip(names, files, strict=True)]
+    key = hashlib.sha256("\n".join([str(_FORMAT), *stamps]).encode("utf-8", "surrogateescape")).hexdigest()
+    path = base / f"shards-{key[:24]}.npz"
     try:
         base.mkdir(parents=True, exist_ok=True)
         with locked(base / f"{path.name}.lock"):

@@ -122,24 +122,8 @@ def _load(path: Path) -> dict[str, list[Entry]]:
         content = read_json(path, _LARGEST)
         for section, keys in _NEEDED.items():
             for entry in content[section]:
-                if not keys <= entry.keys():
-                    raise UserError(
-                        f"{path} is not in COCO's format: an entry of {section!r} lacks {min(keys - entry.keys())!r}."
-                    )
-                for key in keys & _INTEGERS:
-                    if not isinstance(entry[key], int):
-                        raise UserError(
-                            f"{path} is not in COCO's format: {key!r} of an entry of {section!r} is {entry[key]!r}, "
-                            "not a whole number."
-                        )
-                if "bbox" in keys and not _is_box(entry["bbox"]):
-                    raise UserError(
-                        f"{path} is not in COCO's format: a 'bbox' is {entry['bbox']!r}, not x, y, w, h."
-                    )
-                if "bbox" in keys and not _is_mask(entry.get("segmentation")):
-                    raise UserError(
-                        f"{path} is not in COCO's format: a 'segmentation' is neither polygons nor a run-length code."
-                    )
+                if problem := _problem(section, keys, entry):
+                    raise UserError(f"{path} is not in COCO's format: {problem}.")
     except OSError as error:
         raise UserError(
             f"{path} cannot be read ({error.strerror}). Check data.root and data.split."
@@ -157,6 +141,19 @@ _NEEDED = {
 
 
 _INTEGERS = {"id", "image_id", "category_id", "height", "width"}
+
+
+def _problem(section: str, keys: set[str], entry: Entry) -> str | None:
+    if not keys <= entry.keys():
+        return f"an entry of {section!r} lacks {min(keys - entry.keys())!r}"
+    for key in keys & _INTEGERS:
+        if not isinstance(entry[key], int):
+            return f"{key!r} of an entry of {section!r} is {entry[key]!r}, not a whole number"
+    if "bbox" in keys and not _is_box(entry["bbox"]):
+        return f"a 'bbox' is {entry['bbox']!r}, not x, y, w, h"
+    if "bbox" in keys and not _is_mask(entry.get("segmentation")):
+        return "a 'segmentation' is neither polygons nor a run-length code"
+    return None
 
 
 def _is_box(value: object) -> bool:

@@ -9,17 +9,15 @@ from numpy.typing import NDArray
 
 Style = Literal["coco", "lvis"]
 Kind = Literal["bbox", "segm"]
-Detection = dict[
-    str, Any
-]  # image_id, category_id, score, bbox (x, y, w, h) and perhaps segmentation, as in COCO
+#: image_id, category_id, score, bbox (x, y, w, h) and perhaps segmentation, as in COCO.
+Detection = dict[str, Any]
 
 _LVIS_DETECTIONS = 300  # per image
 _AREAS = {"APs": "small", "APm": "medium", "APl": "large"}
 _FREQUENCIES = {"APr": "r", "APc": "c", "APf": "f"}
 
-Precision = NDArray[
-    np.float64
-]  # IoU thresholds × recall thresholds × classes; -1 where a class has no object
+#: IoU thresholds × recall thresholds × classes; -1 where a class has no object.
+Precision = NDArray[np.float64]
 
 
 def evaluate(

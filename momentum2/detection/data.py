@@ -121,10 +121,6 @@ def kind_in(root: str) -> DetectionDataName:
 def open_data(config: DetectionDataConfig, training: bool, seed: int, masks: bool = False) -> DetectionData:
     """The images to train on, or those to evaluate on; with `masks`, every object must have one."""
     split, count = (config.split, config.train_size) if training else (config.test_split, config.test_size)
-    if count is not None and count < 1:
-        raise SettingError(
-            f"data.{'train' if training else 'test'}_size", f"must be at least 1, not {count}."
-        )
     if config.name == "shapes":
         if config.root is not None:
             raise SettingError(

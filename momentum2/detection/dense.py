@@ -18,6 +18,7 @@ FCOSHead: Any = _fcos.FCOSHead
 Matcher: Any = torchvision.models.detection._utils.Matcher
 
 NormLayer = Callable[[int], nn.Module] | None
+Named = dict[str, Tensor]
 _KEPT = 0.9  # of the average in each step
 
 
@@ -58,19 +59,14 @@ class RetinaNetTowers(RetinaNetHead):  # type: ignore[misc]
     def __init__(self, channels: int, anchors: int, classes: int, norm: NormLayer) -> None:
         super().__init__(channels, anchors, classes, norm_layer=norm)
         for layer in (*self.classification_head.conv.modules(), *self.regression_head.conv.modules()):
-            if isinstance(
-                layer, nn.Conv2d
-            ):  # torchvision's 0.01 is for 256 channels; keep its gain with fewer
+            if isinstance(layer, nn.Conv2d):
+                # torchvision's 0.01 is for 256 channels; keep its gain with fewer.
                 nn.init.normal_(layer.weight, std=0.01 * (256 / channels) ** 0.5)
         self.positives = Positives(50.0)
 
     def compute_loss(
-        self,
-        targets: list[Target],
-        head_outputs: dict[str, Tensor],
-        anchors: list[Tensor],
-        matched_idxs: list[Tensor],
-    ) -> dict[str, Tensor]:
+        self, targets: list[Target], head_outputs: Named, anchors: list[Tensor], matched_idxs: list[Tensor]
+    ) -> Named:
         """Focal loss of the classes and L1 of the offsets."""
         logits, deltas = head_outputs["cls_logits"], head_outputs["bbox_regression"]
         coder = self.regression_head.box_coder
@@ -103,12 +99,8 @@ class FCOSTowers(FCOSHead):  # type: ignore[misc]
         self.positives = Positives(150.0)
 
     def compute_loss(
-        self,
-        targets: list[Target],
-        head_outputs: dict[str, Tensor],
-        anchors: list[Tensor],
-        matched_idxs: list[Tensor],
-    ) -> dict[str, Tensor]:
+        self, targets: list[Target], head_outputs: Named, anchors: list[Tensor], matched_idxs: list[Tensor]
+    ) -> Named:
         """Focal loss of the classes, GIoU of the boxes and cross entropy of the centerness."""
         losses = super().compute_loss(targets, head_outputs, anchors, matched_idxs)
         count = sum(int((matched >= 0).sum()) for matched in matched_idxs)

@@ -26,9 +26,8 @@ class Pool(nn.Module):
 
     def forward(self, maps: list[Tensor], boxes: list[Tensor]) -> Tensor:
         """Levels (n, c, h, w) and the boxes of each image (k, 4) to (Σ k, c, size, size)."""
-        rois = torch.cat(
-            [torch.cat((b.new_full((len(b), 1), i), b), 1) for i, b in enumerate(boxes)]
-        )  # image, x1, y1, x2, y2
+        # Image, x1, y1, x2, y2.
+        rois = torch.cat([torch.cat((b.new_full((len(b), 1), i), b), 1) for i, b in enumerate(boxes)])
         level = self.levels(rois[:, 1:])
         pooled = maps[0].new_zeros(len(rois), maps[0].shape[1], self.size, self.size)
         for i, stride in enumerate(self.strides):

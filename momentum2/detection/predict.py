@@ -46,6 +46,5 @@ def _gather(own: list[Detection], device: torch.device) -> list[Detection]:
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.zeros(0, dtype=torch.uint8)
     everyone = bytes(distributed.gather(data.to(device), even=False).cpu().numpy())
     found = [json.loads(line) for line in everyone.splitlines()]
-    return sorted(
-        found, key=lambda detection: int(detection["image_id"])
-    )  # an order that all numbers of processes share
+    # An order that all numbers of processes share.
+    return sorted(found, key=lambda detection: int(detection["image_id"]))

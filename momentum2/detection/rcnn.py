@@ -25,9 +25,8 @@ BoxCoder: Any = torchvision.models.detection._utils.BoxCoder
 Size = tuple[int, int]  # height, width
 _POSITIVE = 0.25  # largest share of a sample that are objects
 _NMS = 0.5
-_BINS = (
-    7  # along a side of the box branch's squares; the mask branch takes twice and predicts four times as many
-)
+#: Along a side of the box branch's squares; the mask branch takes twice and predicts four times as many.
+_BINS = 7
 
 
 class Rule(NamedTuple):

@@ -69,10 +69,10 @@ def read_card(source: Path) -> DetectorCard:
 
 def load_detector(source: Path, card: DetectorCard) -> Detector:
     """The detector of that card in a run directory or file, in evaluation mode."""
-    path, encoder = _path(source), card.encoder
+    path = _path(source)
     with _corrupt(path):
         state = safetensors.torch.load_file(path)
-        detector = card.build(backbones.build(encoder.backbone, encoder.stem, encoder.width))
+        detector = card.build(backbones.of(architecture_of(card.encoder)))
         detector.model.load_state_dict(state)
     return detector.eval()
 

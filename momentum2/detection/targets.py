@@ -17,9 +17,8 @@ class Target(TypedDict):
 
     boxes: Tensor  # float32 (n, 4): x1, y1, x2, y2
     labels: Tensor  # int64 (n,)
-    masks: NotRequired[
-        Tensor
-    ]  # bool (n, h, w), of the image as it was annotated, whatever size it has been given
+    #: bool (n, h, w), of the image as it was annotated, whatever size it has been given
+    masks: NotRequired[Tensor]
     draw: NotRequired[int]  # in training: the seed of what is drawn for this image
 
 

@@ -27,12 +27,12 @@ _TIMEOUT = timedelta(minutes=60)
 
 def rank() -> int:
     """The number of this process, 0 in a single process."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return dist.get_rank() if is_joined() else 0
 
 
 def world_size() -> int:
     """How many processes train together, 1 in a single process."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size() if is_joined() else 1
 
 
 def is_joined() -> bool:
@@ -110,7 +110,7 @@ def _fresh_store() -> tuple[Store, int, int]:
 
 def teardown() -> None:
     """Leave the group of processes. Does nothing in a single process."""
-    if dist.is_available() and dist.is_initialized():
+    if is_joined():
         dist.destroy_process_group()
 
 
@@ -120,7 +120,7 @@ def abandon() -> None:
     NCCL's teardown would wait for them, and they for this process, so there the group stays: `main` then ends the
     process at once. Gloo's closes its connections, and the others notice.
     """
-    if dist.is_available() and dist.is_initialized() and dist.get_backend() != "nccl":
+    if is_joined() and dist.get_backend() != "nccl":
         dist.destroy_process_group()
 
 

@@ -4,8 +4,8 @@ import json
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from momentum2 import distributed
-from momentum2.errors import SettingError, UserError, shown
+from momentum2.errors import UserError, shown
 from momentum2.evaluate.features import Features
 from momentum2.evaluate.subject import Subject
-from momentum2.files import open_regular, parse_json, whole_file
-from momentum2.runs.encoder import LARGEST_IMAGE
+from momentum2.files import asked_for, open_regular, parse_json, place_of, whole_file
+from momentum2.runs.card import LARGEST_IMAGE
 from momentum2.weights import checksum, on_cpu
 
 _ORIGIN = "origin"  # the array, or the metadata of a Parquet file, that says where features come from
@@ -105,21 +105,12 @@ def embed(subject: Subject, options: EmbedOptions) -> Embeddings:
     An `.npz` has arrays `features` (n, d) float32, `paths` (n,), `labels` (n,), `class_names` and `origin` (JSON); a
     `.parquet` has columns `path`, `label`, `class` and `features`. Neither has labels if the data has none.
     """
-    path = Path(options.out or "")
-    if path.suffix not in (".npz", ".parquet"):
-        raise SettingError("out", "must be a file that ends in .npz or .parquet.")
-    if not path.parent.is_dir():
-        raise SettingError("out", f"{path} is in a folder that does not exist. Create it, or choose another.")
-    write = _write_npz if path.suffix == ".npz" else _parquet_writer()
+    path = place_of("out", options.out or "", ".npz", ".parquet")
+    write = _write_npz if path.suffix == ".npz" else partial(_write_parquet, *_parquet())
     found = embeddings(subject)
     if distributed.is_main():
-        try:
-            with whole_file(path) as file:
-                write(file, found)
-        except OSError as error:
-            raise SettingError(
-                "out", f"{path} cannot be written ({error.strerror}). Choose another file."
-            ) from None
+        with asked_for("out", path), whole_file(path) as file:
+            write(file, found)
     return found
 
 
@@ -127,7 +118,7 @@ def read_embeddings(path: Path) -> Embeddings:
     """What `embed` wrote, or another tool with the same arrays or columns; a `UserError` if it cannot be used."""
     if path.suffix not in (".npz", ".parquet"):
         raise UserError(f"{path} does not end in .npz or .parquet. Pass a file that momentum2 embed wrote.")
-    read = _read_npz if path.suffix == ".npz" else _parquet_reader()
+    read = _read_npz if path.suffix == ".npz" else partial(_read_parquet, _parquet()[1])
     try:
         with open_regular(path) as file:
             arrays, origin = read(file)
@@ -216,41 +207,31 @@ def _parquet() -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
-def _parquet_writer() -> Callable[[BinaryIO, Embeddings], None]:
-    pa, pq = _parquet()
-
-    def write(file: BinaryIO, found: Embeddings) -> None:
-        x = found.features
-        columns = {"path": pa.array([_utf8(name) for name in found.names])}
-        if found.labels is not None and found.class_names is not None:
-            names = np.array([_utf8(name) for name in found.class_names])
-            columns |= {"label": pa.array(found.labels), "class": pa.array(names[found.labels])}
-        columns["features"] = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), x.shape[1])
-        table = pa.table(columns)
-        if found.origin is not None:
-            table = table.replace_schema_metadata({_ORIGIN: json.dumps(asdict(found.origin))})
-        pq.write_table(table, file)
-
-    return write
+def _write_parquet(pa: Any, pq: Any, file: BinaryIO, found: Embeddings) -> None:
+    x = found.features
+    columns = {"path": pa.array([_utf8(name) for name in found.names])}
+    if found.labels is not None and found.class_names is not None:
+        names = np.array([_utf8(name) for name in found.class_names])
+        columns |= {"label": pa.array(found.labels), "class": pa.array(names[found.labels])}
+    columns["features"] = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), x.shape[1])
+    table = pa.table(columns)
+    if found.origin is not None:
+        table = table.replace_schema_metadata({_ORIGIN: json.dumps(asdict(found.origin))})
+    pq.write_table(table, file)
 
 
-def _parquet_reader() -> Callable[[BinaryIO], tuple[dict[str, Any], str | None]]:
-    _, pq = _parquet()
-
-    def read(file: BinaryIO) -> tuple[dict[str, Any], str | None]:
-        table = pq.read_table(file)
-        column = table["features"].combine_chunks()
-        if not hasattr(column.type, "list_size"):
-            raise ValueError("features must be lists of one length")
-        values = column.flatten().to_numpy(zero_copy_only=False)
-        arrays = {
-            "features": values.reshape(len(table), column.type.list_size),
-            "paths": np.array(table["path"].to_pylist(), dtype=np.str_),
-        }
-        if "class" in table.column_names:
-            names, labels = np.unique(np.array(table["class"].to_pylist(), np.str_), return_inverse=True)
-            arrays |= {"labels": labels, "class_names": names}
-        origin = (table.schema.metadata or {}).get(_ORIGIN.encode())
-        return arrays, None if origin is None else origin.decode()
-
-    return read
+def _read_parquet(pq: Any, file: BinaryIO) -> tuple[dict[str, Any], str | None]:
+    table = pq.read_table(file)
+    column = table["features"].combine_chunks()
+    if not hasattr(column.type, "list_size"):
+        raise ValueError("features must be lists of one length")
+    values = column.flatten().to_numpy(zero_copy_only=False)
+    arrays = {
+        "features": values.reshape(len(table), column.type.list_size),
+        "paths": np.array(table["path"].to_pylist(), dtype=np.str_),
+    }
+    if "class" in table.column_names:
+        names, labels = np.unique(np.array(table["class"].to_pylist(), np.str_), return_inverse=True)
+        arrays |= {"labels": labels, "class_names": names}
+    origin = (table.schema.metadata or {}).get(_ORIGIN.encode())
+    return arrays, None if origin is None else origin.decode()

@@ -22,7 +22,7 @@ from momentum2.evaluate.accuracy import top1_top5
 from momentum2.evaluate.features import Features, extract
 from momentum2.evaluate.floors import Pixels, patch_encoder, random_encoder, started_encoder
 from momentum2.evaluate.knn import knn_scores
-from momentum2.runs.encoder import resolved_model
+from momentum2.runs.card import resolved_model
 from momentum2.runs.metrics import FLOORS, read_metrics
 from momentum2.runs.names import METRICS, START
 from momentum2.training.build import Score

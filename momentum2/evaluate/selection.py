@@ -100,15 +100,13 @@ def duplicates(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
         high, which = torch.full((len(block),), -torch.inf), torch.zeros(len(block), dtype=torch.int64)
         for rows in kept:
             _keep_larger(high, which, block @ x[rows].T, rows)
-        within, ours = block @ block.T, list[int]()
-        repeated = high >= threshold
+        within, repeated = block @ block.T, high >= threshold
         # Most rows repeat nothing: only those that are similar to an earlier one of the block are looked at in turn.
         close = (within >= threshold).tril(-1).any(1)
         for i in torch.arange(len(block))[~repeated & close].tolist():
             before = torch.arange(i)[~repeated[:i]]
             repeated[i] = bool((within[i, before] >= threshold).any())
-        ours = torch.arange(len(block))[~repeated].tolist()
-        new = torch.tensor(ours, dtype=torch.int64)
+        new = torch.arange(len(block))[~repeated]
         if len(new):
             earlier = within[:, new].masked_fill(new >= torch.arange(len(block))[:, None], -torch.inf)
             _keep_larger(high, which, earlier, new + start)

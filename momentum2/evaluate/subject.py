@@ -32,7 +32,8 @@ from momentum2.distributed.together import joined
 from momentum2.errors import SettingError, UserError, called
 from momentum2.evaluate.features import Features, extract
 from momentum2.evaluate.floors import Pixels, patch_encoder, random_encoder, started_encoder
-from momentum2.runs.encoder import EncoderCard, LoadedEncoder, load_encoder, read_card
+from momentum2.runs.card import EncoderCard, read_card
+from momentum2.runs.encoder import LoadedEncoder, load_encoder
 from momentum2.runs.names import CONFIG, START
 from momentum2.runs.results import PATCHES, PIXELS, RANDOM, STARTED, Settings
 from momentum2.settings import check, config_from_file

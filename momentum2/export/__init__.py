@@ -16,7 +16,8 @@ from momentum2.export.model_card import model_card
 from momentum2.export.target import Target
 from momentum2.files import whole_folder, write_new
 from momentum2.norms.recalibrate import recalibrate as recalibrate_norms
-from momentum2.runs.encoder import EncoderCard, load_encoder
+from momentum2.runs.card import EncoderCard
+from momentum2.runs.encoder import load_encoder
 
 FORMATS: dict[str, Target] = {
     "torchvision": torchvision.TARGET,

@@ -9,10 +9,10 @@ import torch
 import yaml
 from torch import Tensor
 
-from momentum2.backbones import TORCHVISION
-from momentum2.export.target import Target, require_resnet, require_usual
+from momentum2.export.target import Target, plain, require_resnet, require_usual
 from momentum2.files import write_new
-from momentum2.runs.encoder import EncoderCard, LoadedEncoder
+from momentum2.runs.card import EncoderCard
+from momentum2.runs.encoder import LoadedEncoder
 from momentum2.weights import RESNETS
 
 _NAMES: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
@@ -73,7 +73,7 @@ def renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def settings(card: EncoderCard) -> dict[str, Any]:
     """What these weights decide in detectron2's config, and the paper's protocol: all is trained, norms are synced."""
-    kind = RESNETS[card.backbone.removeprefix(TORCHVISION)]
+    kind = RESNETS[plain(card)]
     return {
         "MODEL": {
             "PIXEL_MEAN": _pixels(card.mean),
@@ -101,11 +101,8 @@ def configs(card: EncoderCard) -> dict[str, dict[str, Any]]:
     FCOS is there for ResNets of width 1 only: detectron2's config of it, which is written in Python, takes no other.
     """
     found = {name: {"BASE": base, **_merged(settings(card), more)} for name, (base, more) in _TABLES.items()}
-    if (
-        card.width == 1
-        and RESNETS[card.backbone].width_per_group == 64
-        and RESNETS[card.backbone].groups == 1
-    ):
+    kind = RESNETS[plain(card)]
+    if (card.width, kind.width_per_group, kind.groups) == (1, 64, 1):
         found |= {name: {"BASE": _FCOS, "OVERRIDES": _fcos(card, n)} for name, n in _FCOS_STEPS.items()}
     return found
 
@@ -129,7 +126,7 @@ def _fcos(card: EncoderCard, steps: int) -> list[str]:
 
 
 def _depth(card: EncoderCard) -> int:
-    kind = RESNETS[card.backbone]
+    kind = RESNETS[plain(card)]
     return 2 + sum(kind.blocks) * (3 if kind.bottleneck else 2)
 
 
@@ -281,7 +278,7 @@ if __name__ == "__main__":
 def check(card: EncoderCard) -> None:
     require_resnet(card, "detectron2")
     # Of bottlenecks it can be told the channels.
-    kind = RESNETS.get(card.backbone.removeprefix(TORCHVISION))
+    kind = RESNETS.get(plain(card))
     require_usual(card, "detectron2", any_width=kind is not None and kind.bottleneck)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import yaml
 
 from momentum2.backbones import TIMM
-from momentum2.files import read_text
-from momentum2.runs.encoder import EncoderCard
+from momentum2.runs.card import EncoderCard
 from momentum2.runs.metrics import read_metrics
-from momentum2.runs.names import CONFIG, METRICS, PLAN, RESULTS
+from momentum2.runs.names import CONFIG, METRICS, RESULTS
+from momentum2.runs.planned import read_plan
 from momentum2.runs.results import read_results
 from momentum2.settings import config_from_file
 
@@ -55,9 +55,7 @@ def _facts(card: EncoderCard, run: Path | None, license: str, recalibrated: str 
     origin = (
         f"{card.network} of {card.method} after {card.step:,} steps" if card.step is not None else "unknown"
     )
-    plan = run / PLAN if run else None
-    planned = read_text(plan).splitlines() if plan and plan.is_file() else []
-    data = next((line.split(maxsplit=1)[1] for line in planned if line.startswith("data ")), None)
+    data = read_plan(run).said.get("data") if run else None
     side = round(card.image_size / card.crop)
     kind = {1: "gray", 3: "RGB"}.get(card.channels, f"{card.channels} channels")
     window = f", values of more than 8 bits by the window {list(card.window)}" if card.window else ""

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from momentum2.backbones import TORCHVISION
 from momentum2.errors import UserError
 from momentum2.files import write_new
-from momentum2.runs.encoder import EncoderCard, LoadedEncoder
+from momentum2.runs.card import EncoderCard
+from momentum2.runs.encoder import LoadedEncoder
 from momentum2.weights import RESNETS
 
 
@@ -48,16 +49,20 @@ def write_preprocessing(folder: Path, card: EncoderCard) -> None:
     write_json(folder / "preprocessing.json", preprocessing(card))
 
 
+def plain(card: EncoderCard) -> str:
+    """What torchvision calls the network."""
+    return card.backbone.removeprefix(TORCHVISION)
+
+
 def require_resnet(card: EncoderCard, tool: str) -> None:
     """Refuse what is not a ResNet of torchvision: `tool` has other names for its parts."""
-    name = card.backbone.removeprefix(TORCHVISION)
-    if name not in RESNETS and name != "resnet10":  # of which `require_usual` speaks
+    if plain(card) not in RESNETS and plain(card) != "resnet10":  # of which `require_usual` speaks
         raise UserError(f"{tool} takes ResNets, not {card.backbone}. Export to torchvision or onnx.")
 
 
 def require_usual(card: EncoderCard, tool: str, any_width: bool = False) -> None:
     """Refuse a network, a stem or a width that `tool` does not build."""
-    if card.backbone == "resnet10":
+    if plain(card) == "resnet10":
         raise UserError(f"{tool} has no resnet10. Export to onnx, or pretrain with model.backbone resnet18.")
     if card.channels != 3:
         raise UserError(

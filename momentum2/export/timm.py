@@ -6,8 +6,9 @@ from typing import Any
 from torch import nn
 
 from momentum2.backbones import TIMM, options_of, timm_networks
-from momentum2.export.target import Target, preprocessing, require_resnet, require_usual
-from momentum2.runs.encoder import EncoderCard, LoadedEncoder, save_encoder
+from momentum2.export.target import Target, plain, preprocessing, require_resnet, require_usual
+from momentum2.runs.card import EncoderCard
+from momentum2.runs.encoder import LoadedEncoder, save_encoder
 
 
 def check(card: EncoderCard) -> None:
@@ -34,9 +35,8 @@ def write(loaded: LoadedEncoder, folder: Path) -> None:
     options = options_of(card.options)
     if card.channels != 3:
         options["in_chans"] = card.channels
-        model.pretrained_cfg["first_conv"] = (
-            None  # or timm would take these weights for those of three channels
-        )
+        # Or timm would take these weights for those of three channels.
+        model.pretrained_cfg["first_conv"] = None
     save_for_hf(
         model,
         str(folder),
@@ -53,13 +53,9 @@ def _timms(loaded: LoadedEncoder) -> nn.Module:
     if card.backbone.startswith(TIMM):
         return loaded.encoder
     # Its ResNets have torchvision's names.
-    model: nn.Module = timm.create_model(_plain(card), num_classes=0, in_chans=card.channels)
+    model: nn.Module = timm.create_model(plain(card), num_classes=0, in_chans=card.channels)
     model.load_state_dict(loaded.encoder.state_dict())
     return model.eval()
-
-
-def _plain(card: EncoderCard) -> str:
-    return card.backbone.rpartition("/")[2]
 
 
 def lines(loaded: LoadedEncoder, folder: Path) -> str:

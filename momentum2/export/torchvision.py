@@ -5,14 +5,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from momentum2.backbones import TIMM, TORCHVISION
+from momentum2.backbones import TIMM
 from momentum2.errors import UserError
-from momentum2.export.target import (
-    Target,
-    require_usual,
-    write_preprocessing,
-)
-from momentum2.runs.encoder import EncoderCard, LoadedEncoder, save_encoder
+from momentum2.export.target import Target, plain, require_usual, write_preprocessing
+from momentum2.runs.card import EncoderCard
+from momentum2.runs.encoder import LoadedEncoder, save_encoder
 
 #: Networks whose encoder is not just torchvision's network without its last part.
 _OTHERWISE = ("vgg", "googlenet", "inception")
@@ -20,10 +17,9 @@ _OTHERWISE = ("vgg", "googlenet", "inception")
 
 def check(card: EncoderCard) -> None:
     require_usual(card, "torchvision")
-    name = card.backbone.removeprefix(TORCHVISION)
     if card.backbone.startswith(TIMM):
         raise UserError(f"torchvision does not have {card.backbone}. Export to timm or onnx.")
-    if name.startswith(_OTHERWISE) or card.options:
+    if plain(card).startswith(_OTHERWISE) or card.options:
         raise UserError(
             f"torchvision's {card.backbone} without its classifier gives other features. Export to onnx."
         )
@@ -43,10 +39,10 @@ def _head(loaded: LoadedEncoder) -> str:
 
 
 def lines(loaded: LoadedEncoder, folder: Path) -> str:
-    head, name = _head(loaded), loaded.card.backbone.removeprefix(TORCHVISION)
+    network = f"torchvision.models.{plain(loaded.card)}()"
     return (
         "import torch, torchvision\n"
-        f"model = torchvision.models.{name}().eval(); model.{head} = torch.nn.Identity()\n"
+        f"model = {network}.eval(); model.{_head(loaded)} = torch.nn.Identity()\n"
         f'model.load_state_dict(torch.load("{folder.as_posix()}/model.pth", weights_only=True))\n'
     )
 

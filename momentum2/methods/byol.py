@@ -45,6 +45,16 @@ class BYOL(ViewByView, TeacherMethod):
 
     views = range(2, 1000)  # v, v', and small crops
     can_join = True
+    reads = TeacherMethod.reads | {
+        *("method.repulsion", "method.temperature", "method.joint_views"),
+        *("method.predictor", "model.predictor_hidden"),
+    }
+
+    @classmethod
+    def idle(cls, config: Config) -> set[str]:
+        temperature = {"method.temperature"} if config.method.repulsion == "none" else set()
+        predictor = set() if config.method.predictor else {"model.predictor_hidden"}
+        return super().idle(config) | temperature | predictor
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -70,9 +80,11 @@ class BYOL(ViewByView, TeacherMethod):
         # z' of v and v', not of small crops: N×d, no gradient, history frozen
         return (q, self.teacher(view)) if i < 2 else (q,)
 
-    def encode_joined(self, views: list[Tensor], devices: int) -> list[tuple[Tensor, ...]]:
-        targets = outputs_of(self.teacher, views[:2], devices)
-        predictions = [self.predictor(z) for z in outputs_of(self.student, views, devices)]
+    def encode_all(self, views: list[Tensor]) -> list[tuple[Tensor, ...]]:
+        if self.joint is None:
+            return super().encode_all(views)
+        targets = outputs_of(self.teacher, views[:2], self.joint)
+        predictions = [self.predictor(z) for z in outputs_of(self.student, views, self.joint)]
         return [(q, *targets[i : i + 1]) for i, q in enumerate(predictions)]
 
     def meet(self, encoded: list[tuple[Tensor, ...]], labels: Tensor | None) -> Output:

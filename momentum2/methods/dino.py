@@ -46,8 +46,22 @@ class DINO(ViewByView, TeacherMethod):
     """The teacher sees the two large views, the student all; every pair of different views is a term."""
 
     views = range(2, 1000)
+    reads = TeacherMethod.reads | {
+        *(
+            "method.temperature",
+            "method.center_momentum",
+            "method.freeze_last_layer",
+            "method.projector_norm",
+        ),
+        *(f"method.teacher_temperature{part}" for part in ("", "_start", "_warmup")),
+    }
     center: Tensor
     teacher_temperature: Tensor
+
+    @classmethod
+    def idle(cls, config: Config) -> set[str]:
+        start = set() if config.method.teacher_temperature_warmup else {"method.teacher_temperature_start"}
+        return super().idle(config) | start
 
     @classmethod
     def norms_in_heads(cls, config: Config) -> bool:

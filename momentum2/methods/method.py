@@ -14,6 +14,9 @@ from momentum2.norms.momentum import commit_all, set_alpha
 from momentum2.schedules import Schedule
 from momentum2.teacher import MomentumTeacher, TeacherNorm
 
+#: What methods with a projector read of the model.
+PROJECTOR = frozenset({"model.projector_hidden", "model.projector_out"})
+
 
 class Output(NamedTuple):
     """Result of one micro-batch.
@@ -46,6 +49,8 @@ class Method(nn.Module, ABC):
     can_join: ClassVar[bool] = False
     #: How many views of an image it may be given.
     views: ClassVar[range] = range(2, 3)
+    #: The settings that it reads, of those that not all methods do.
+    reads: ClassVar[frozenset[str]] = frozenset()
     #: Parameters whose names start so keep the peak learning rate for the whole run.
     constant_lr: tuple[str, ...] = ()
 
@@ -57,6 +62,14 @@ class Method(nn.Module, ABC):
     @classmethod
     def check(cls, config: Config) -> None:
         """Raise a `SettingError` for settings that do not suit the method."""
+
+    @classmethod
+    def idle(cls, config: Config) -> set[str]:
+        """The settings that it reads, or that all methods do, and that decide nothing with this config."""
+        method = config.method
+        if "momentum" not in {method.student_norm, method.teacher_norm if cls.has_teacher else None}:
+            return {"method.alpha", "method.alpha_base", "method.compat"}
+        return set() if method.alpha == "cosine" else {"method.alpha_base"}
 
     def __init__(self, schedule: Schedule) -> None:
         super().__init__()
@@ -91,11 +104,16 @@ class Method(nn.Module, ABC):
         return {}
 
 
+def places_of(method: Method) -> dict[Network, str]:
+    """Where in the method each of its encoders is, by name, the one to export first."""
+    names = {id(module): name for name, module in method.named_modules()}
+    return {network: names[id(encoder)] for network, encoder in method.encoders().items()}
+
+
 def place_of_student(method: Method) -> tuple[str, Encoder] | None:
     """Where in the method the encoder that is trained is, by name, and itself; None where there is none."""
     encoder = method.encoders().get("student")
-    places = {id(module): name for name, module in method.named_modules()}
-    return None if encoder is None else (places[id(encoder)], encoder)
+    return None if encoder is None else (places_of(method)["student"], encoder)
 
 
 class ViewByView(Method):
@@ -116,14 +134,12 @@ class ViewByView(Method):
     def meet(self, encoded: list[tuple[Tensor, ...]], labels: Tensor | None) -> Output:
         """The loss of the micro-batch, from what `encode` made of each view."""
 
-    def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
-        if self.joint is not None:
-            return self.meet(self.encode_joined(views, self.joint), labels)
-        return self.meet([self.encode(i, view) for i, view in enumerate(views)], labels)
+    def encode_all(self, views: list[Tensor]) -> list[tuple[Tensor, ...]]:
+        """What `encode` makes of each view; where they are `joint`, by one call of a network for all of one size."""
+        return [self.encode(i, view) for i, view in enumerate(views)]
 
-    def encode_joined(self, views: list[Tensor], devices: int) -> list[tuple[Tensor, ...]]:
-        """As `encode` of each view, but with one call of a network for all of one size, if the method `can_join`."""
-        raise NotImplementedError
+    def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
+        return self.meet(self.encode_all(views), labels)
 
 
 def outputs_of(network: nn.Module, views: list[Tensor], devices: int) -> list[Tensor]:
@@ -154,6 +170,15 @@ class TeacherMethod(Method):
     """A method whose student (encoder, then projector) has a teacher that follows it."""
 
     has_teacher = True
+    reads = PROJECTOR | {
+        *("method.teacher_norm", "method.history", "method.export"),
+        *("method.weight_momentum", "method.weight_schedule", "method.reference_batch"),
+    }
+
+    @classmethod
+    def idle(cls, config: Config) -> set[str]:
+        history = {"method.history"} if config.method.teacher_norm != "momentum" else set()
+        return super().idle(config) | history
 
     def __init__(self, config: Config, schedule: Schedule, f: Encoder, g: nn.Module, devices: int) -> None:
         super().__init__(schedule)

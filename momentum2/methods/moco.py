@@ -30,6 +30,7 @@ class MoCo(ViewByView, TeacherMethod):
     """The teacher gives the keys, with shuffled, momentum or plain statistics."""
 
     teacher_norms = TeacherMethod.teacher_norms | {"shuffle"}
+    reads = TeacherMethod.reads | {"method.queue_size", "method.temperature"}
     queue: Tensor
     pointer: Tensor
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from momentum2.backbones import Encoder
 from momentum2.config import Config, Network
 from momentum2.heads import mlp, simsiam_projector
-from momentum2.methods.method import Output, ViewByView, encoder_of
+from momentum2.methods.method import PROJECTOR, Output, ViewByView, encoder_of
 from momentum2.norms import convert_norms
 from momentum2.schedules import Schedule
 
@@ -21,6 +21,7 @@ def D(p: Tensor, z: Tensor) -> Tensor:
 class SimSiam(ViewByView):
     """Encoder f (backbone and projector) and predictor h."""
 
+    reads = PROJECTOR | {"model.predictor_hidden"}
     constant_lr = ("h.",)  # the paper keeps the predictor's learning rate: it must follow f's newest output
 
     def __init__(self, config: Config, schedule: Schedule, f: Encoder, devices: int, classes: int) -> None:

@@ -20,6 +20,13 @@ class Supervised(Method):
     needs_labels = True
     can_freeze = True
     views = range(1, 2)
+    reads = frozenset({"method.freeze_encoder", "method.classifier_norm"})
+
+    @classmethod
+    def idle(cls, config: Config) -> set[str]:
+        if not config.method.freeze_encoder:
+            return super().idle(config) | {"method.classifier_norm"}
+        return {"method.student_norm", "method.alpha", "method.alpha_base", "method.compat"}
 
     @classmethod
     def norms_in_heads(cls, config: Config) -> bool:

@@ -15,7 +15,7 @@ from momentum2.data.dataset import Ints
 from momentum2.files import read_text
 from momentum2.report.html import data_uri, escape, number, table
 from momentum2.report.learned import Learned, confusion
-from momentum2.runs.handle import Snapshot
+from momentum2.runs.handle import Snapshot, differing_settings
 from momentum2.runs.names import CONFIG
 from momentum2.settings import LARGEST_FILE
 
@@ -94,12 +94,7 @@ def settings_part(run: Snapshot) -> str:
 
 def differences(runs: Sequence[Snapshot]) -> str:
     """Settings in which the runs differ."""
-    names = dict.fromkeys(name for run in runs for name in run.settings)
-    rows = []
-    for name in names:
-        values = [run.settings.get(name) for run in runs]
-        if any(value != values[0] for value in values):
-            rows.append((name, *(number(value, 6) for value in values)))
+    rows = [(name, *(number(run.settings.get(name), 6) for run in runs)) for name in differing_settings(runs)]
     if not rows:
         return "<p>All settings are the same.</p>"
     return table(("setting", *(run.name for run in runs)), rows, "Settings that differ")

@@ -1,6 +1,5 @@
 """Pages of images side by side, with small copies of them inside: they open from a file, and nothing leaves them."""
 
-import csv
 import io
 import os
 from collections.abc import Iterable, Sequence
@@ -18,7 +17,7 @@ from momentum2.errors import SettingError, UserError, shown
 from momentum2.evaluate.embed import Embeddings, Origin
 from momentum2.evaluate.search import Neighbors
 from momentum2.evaluate.selection import Selection
-from momentum2.files import write_whole
+from momentum2.files import asked_for, write_csv, write_whole
 from momentum2.report.html import data_uri, escape, note
 
 _SIDE = 192  # pixels of the longer side of a thumbnail
@@ -107,14 +106,9 @@ def write_selection(path: Path, found: Selection, features: Embeddings, data: st
 
 def write_table(path: Path, found: Selection, features: Embeddings) -> None:
     """The selection as a .csv file: path, similarity, and the path that it is similar to."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(("path", "similarity", "like"))
-    for name, similarity, like in zip(
-        found.names, found.similarity.tolist(), found.like.tolist(), strict=True
-    ):
-        rows.writerow((name, f"{similarity:.6f}", features.names[like]))
-    _write_file(path, text.getvalue().encode("utf-8", "backslashreplace"))
+    rows = zip(found.names, found.similarity.tolist(), found.like.tolist(), strict=True)
+    header = ("path", "similarity", "like")
+    write_csv(path, [header, *((name, f"{value:.6f}", features.names[i]) for name, value, i in rows)])
 
 
 def write_list(path: Path, rows: Iterable[int], features: Embeddings, data: str | None) -> None:
@@ -134,14 +128,8 @@ def write_list(path: Path, rows: Iterable[int], features: Embeddings, data: str 
         if features.labels is not None and features.class_names is not None:
             line += f"\t{features.class_names[features.labels[i]]}"
         lines.append(f"{line}\n")
-    _write_file(path, "".join(lines).encode())
-
-
-def _write_file(path: Path, content: bytes) -> None:
-    try:
-        write_whole(path, content)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}). Choose another file.") from None
+    with asked_for("keep", path):
+        write_whole(path, "".join(lines).encode())
 
 
 def _thumbnails_of(
@@ -207,7 +195,8 @@ def _write(
         f"<h1>{escape(title)}</h1><p>{escape(intro)}</p>{note(missing) if missing else ''}{''.join(parts)}"
         "</main></body></html>\n"
     )
-    _write_file(path, page.encode("utf-8", "replace"))
+    with asked_for("out", path):
+        write_whole(path, page.encode("utf-8", "replace"))
 
 
 def _card(card: Shown) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from momentum2.errors import SettingError, UserError
-from momentum2.files import write_whole
+from momentum2.errors import SettingError, UserError, reason
+from momentum2.files import asked_for, write_whole
 from momentum2.report import details, summary
 from momentum2.report.curves import CURVES, HEALTH, alarms, series
 from momentum2.report.html import escape, note, script_json
@@ -43,12 +43,8 @@ def write_report(runs: Sequence[Path], out: Path | None = None, options: ReportO
         raise SettingError("out", f"{str(out)!r} is not a file. Choose one, such as report.html.")
     path = out or (first / REPORT if len(opened) == 1 else first.resolve().parent / REPORT)
     page = _report(opened, options)
-    try:
+    with asked_for("out", path):
         write_whole(path, page.encode("utf-8", "replace"))
-    except OSError as error:
-        raise SettingError(
-            "out", f"{path} cannot be written ({error.strerror}). Choose another file."
-        ) from None
     return path
 
 
@@ -59,7 +55,7 @@ def write_last_report(run: Path) -> str:
     except UserError as error:
         return f"No report: {error}"
     except Exception as error:  # days of training must not end in a failure because of a page
-        return f"No report ({type(error).__name__}: {error}). Try momentum2 report {run}"
+        return f"No report ({reason(error)}). Try momentum2 report {run}"
 
 
 def _report(runs: Sequence[Snapshot], options: ReportOptions) -> str:

@@ -21,7 +21,7 @@ from types import FrameType
 
 from momentum2.errors import SettingError, UserError
 from momentum2.files import append, read, read_json, write_whole
-from momentum2.recipes import find
+from momentum2.recipes import CLUSTER, MACHINE, find
 from momentum2.reproduce.outcome import collect, markdown, plot, read_outcome
 from momentum2.reproduce.rows import Pretraining, Row, Table
 from momentum2.runs.directory import check_config
@@ -29,10 +29,6 @@ from momentum2.runs.names import CONFIG, ENCODER
 from momentum2.settings import override
 from momentum2.training.checks import method_class
 from momentum2.training.plan import idle_settings
-
-#: What starts a command at the paper's scale, on one machine of 8 GPUs and on several.
-_MACHINE = "torchrun --nproc-per-node 8"
-_CLUSTER = "torchrun --nnodes {nodes} --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500"
 
 
 class Stopped(Exception):
@@ -90,7 +86,7 @@ class Work:
         """What starts `-m momentum2 ...` on this many machines; nothing if it needs no launcher."""
         launcher = self.launcher
         if launcher is None:
-            launcher = "" if self.table.scale != "paper" else _MACHINE if nodes == 1 else _CLUSTER
+            launcher = "" if self.table.scale != "paper" else MACHINE if nodes == 1 else CLUSTER
         return shlex.split(launcher.replace("{nodes}", str(nodes)))
 
     def text(self, words: list[str], nodes: int = 1) -> str:
@@ -261,9 +257,8 @@ def _finish(work: Work, futures: list[Future[float]], jobs: int, children: _Chil
         children.stop()  # they come to a checkpoint while the error waits for them
         raise
     if failures:
-        raise min(
-            failures, key=lambda error: isinstance(error, Stopped)
-        )  # a failure says more than its effect
+        # A failure says more than its effect.
+        raise min(failures, key=lambda error: isinstance(error, Stopped))
 
 
 def _run_group(work: Work, run: Pretraining, seed: int, rows: list[Row], children: _Children) -> float:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,11 @@ from typing import Any
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 
 from momentum2 import distributed
 from momentum2.distributed.together import gather_bytes, on_first, raise_together
-from momentum2.errors import SettingError, UserError
+from momentum2.errors import UserError
 from momentum2.files import (
     parse_json,
     read,
@@ -38,7 +38,6 @@ from momentum2.files import (
     write_new,
     write_parts,
 )
-from momentum2.norms import MomentumBatchNorm
 from momentum2.runs.names import STEP
 from momentum2.weights import on_cpu, safetensors_parts
 
@@ -88,8 +87,6 @@ class Checkpoints:
     """
 
     def __init__(self, directory: Path, keep: int, config_hash: str) -> None:
-        if keep < 1:
-            raise SettingError("train.keep", f"must be at least 1, not {keep}.")
         self.directory, self.keep, self.config_hash = directory, keep, config_hash
         self._writer: _Writer | None = None
 
@@ -282,83 +279,6 @@ def parse_tensors(files: list[bytes]) -> tuple[dict[str, Tensor], dict[str, Tens
     ]
     devices = {name: torch.stack([own[name] for own in ranks]) for name in ranks[0]}
     return shared | ranks[0], devices
-
-
-def collect(
-    method: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of a run by name: those of process 0 that count for all, and a row for each device here.
-
-    Histories of batch statistics are the devices' own. All else is equal on all processes, or counts as process 0
-    has it: the running statistics of the other norms are device 0's.
-    """
-    shared = {f"method/{name}": tensor for name, tensor in method.state_dict().items()}
-    for name, parameter in method.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if value is not None:  # such as the momentum of plain SGD, which has none
-                shared[f"optimizer/{name}/{key}"] = value
-    devices: dict[str, Tensor] = {}
-    for name, norm in _with_history(method):
-        devices[f"method/{name}.running_mean"], devices[f"method/{name}.running_var"] = norm.histories()
-    return shared, devices
-
-
-def _with_history(method: nn.Module) -> Iterator[tuple[str, MomentumBatchNorm]]:
-    return ((name, m) for name, m in method.named_modules() if isinstance(m, MomentumBatchNorm))
-
-
-def restore(method: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
-    """Put a checkpoint back, strictly by name."""
-    saved = checkpoint.shared
-    state = {name.removeprefix("method/"): t for name, t in saved.items() if name.startswith("method/")}
-    differing = list(_differences(method.state_dict(), state))
-    parameters = dict(method.named_parameters())
-    optimizer.state.clear()
-    for full, tensor in saved.items():
-        if full.startswith("optimizer/"):
-            name, _, key = full.removeprefix("optimizer/").rpartition("/")
-            if name not in parameters:
-                differing.append(f"{full} has no parameter")
-                continue
-            parameter = parameters[name]
-            if key == "step" and isinstance(optimizer, torch.optim.AdamW):
-                optimizer.state[parameter][key] = (
-                    tensor  # on the CPU, or a GPU would wait whenever it is read
-                )
-                continue
-            if tensor.shape == parameter.shape:  # in the parameter's memory layout: sums keep their order
-                tensor = torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
-            optimizer.state[parameter][key] = tensor.to(parameter.device)
-    rows: list[tuple[MomentumBatchNorm, list[Tensor]]] = []
-    for name, norm in _with_history(method):
-        keys = [f"method/{name}.running_mean", f"method/{name}.running_var"]
-        wanted = torch.Size((norm.devices * distributed.world_size(), norm.num_features))
-        found = [checkpoint.devices[key] for key in keys if key in checkpoint.devices]
-        if [tensor.shape for tensor in found] != [wanted, wanted]:
-            differing.append(f"{name} has no histories of {wanted[0]} devices")
-            continue
-        first = norm.devices * distributed.rank()
-        rows.append((norm, [tensor[first : first + norm.devices] for tensor in found]))
-    if differing:
-        shown = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
-        raise UserError(f"The checkpoint at step {checkpoint.step} does not match this network: {shown}.")
-    method.load_state_dict(state)
-    for norm, (mean, var) in rows:
-        norm.set_histories(mean, var)
-
-
-def _differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Iterator[str]:
-    for name in sorted(expected.keys() | found.keys()):
-        if name not in found:
-            yield f"{name} is missing"
-        elif name not in expected:
-            yield f"{name} is unknown"
-        elif (expected[name].shape, expected[name].dtype) != (found[name].shape, found[name].dtype):
-            yield f"{name} is {_kind(found[name])} instead of {_kind(expected[name])}"
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def _not_finite(step: int, tensors: Mapping[str, Tensor]) -> UserError | None:

@@ -1,7 +1,7 @@
 """What a run directory says about its run."""
 
 import os
-import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from momentum2.errors import UserError
 from momentum2.files import read_text
 from momentum2.runs.metrics import floors_in, last_knn, read_metrics
 from momentum2.runs.names import BAD_IMAGES, CONFIG, ENCODER, METRICS, PLAN, RESULTS
+from momentum2.runs.planned import read_plan
 from momentum2.runs.results import read_results
 from momentum2.settings import config_from_file
 
@@ -84,6 +85,7 @@ class Snapshot:
         plan: `plan.txt`, or empty.
         bad_images: Number of images that could not be read.
         finished: Whether training is finished.
+        steps: Their total, as far as it is known.
     """
 
     directory: Path
@@ -95,6 +97,7 @@ class Snapshot:
     plan: str
     bad_images: int
     finished: bool
+    steps: int | None = None
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -106,12 +109,6 @@ class Snapshot:
     def step(self) -> int:
         """The last step that was logged."""
         return max((int(record["step"]) for record in self.records), default=0)
-
-    @property
-    def steps(self) -> int | None:
-        """Their total, as far as it is known."""
-        planned = re.search(r"^steps\s+([\d,]+) of", self.plan, re.MULTILINE)
-        return int(planned[1].replace(",", "")) if planned else self.config.train.steps
 
     def last(self, name: str) -> float | None:
         """The last value of a metric."""
@@ -128,24 +125,38 @@ class Snapshot:
         return found
 
 
-def read_run(directory: Path, name: str = "") -> Snapshot:
-    """Read a run directory; only its `config.yaml` must be there."""
+def differing_settings(runs: Sequence[Snapshot]) -> list[str]:
+    """The names of the settings that are not the same in all runs."""
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    return [
+        name for name in names if any(run.settings.get(name) != runs[0].settings.get(name) for run in runs)
+    ]
+
+
+def check_run(directory: Path) -> None:
+    """Raise a `UserError` if there is no run in a directory."""
     if not (directory / CONFIG).is_file():
         raise UserError(
             f"{directory} is not a run directory: it has no {CONFIG}. Pass one that pretrain made."
         )
+
+
+def read_run(directory: Path, name: str = "") -> Snapshot:
+    """Read a run directory; only its `config.yaml` must be there."""
+    check_run(directory)
     run = Run(directory)
-    lines = run.lines()
+    lines, config = run.lines(), run.config
     return Snapshot(
         directory,
         name or directory.resolve().name,
-        run.config,
+        config,
         [line for line in lines if "alarm" not in line],
         [(line["step"], line["alarm"]) for line in lines if "alarm" in line],
         run.results(),
         _text(directory / PLAN),
         len(_text(directory / BAD_IMAGES).splitlines()),
         run.finished,
+        read_plan(directory).steps or config.train.steps,
     )
 
 

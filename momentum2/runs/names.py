@@ -2,6 +2,7 @@
 
 CONFIG = "config.yaml"
 PLAN = "plan.txt"
+PLAN_DATA = "plan.json"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 STEP = "step-"  # begins the name of a checkpoint

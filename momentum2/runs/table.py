@@ -1,7 +1,5 @@
 """Many runs at a glance: where each is, what it found, and how its settings differ from the others'."""
 
-import csv
-import io
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -10,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from momentum2.errors import UserError
-from momentum2.files import write_whole
-from momentum2.runs.handle import Snapshot, read_run
+from momentum2.runs.handle import Snapshot, differing_settings, read_run
 from momentum2.runs.names import CONFIG
 
 log = logging.getLogger("momentum2")
@@ -68,10 +65,7 @@ def compare(folder: Path) -> list[RunRow]:
 
 
 def _rows(runs: Sequence[Snapshot]) -> list[RunRow]:
-    names = dict.fromkeys(name for run in runs for name in run.settings)
-    differ = [
-        name for name in names if any(run.settings.get(name) != runs[0].settings.get(name) for run in runs)
-    ]
+    differ = differing_settings(runs)
     return [
         RunRow(
             run.directory,
@@ -104,13 +98,3 @@ def columns(rows: Sequence[RunRow]) -> list[list[str]]:
 
 def _text(value: Any) -> str:
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def write_csv(path: Path, rows: Sequence[RunRow]) -> None:
-    """Write that table."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(columns(rows))
-    try:
-        write_whole(path, text.getvalue().encode("utf-8", "backslashreplace"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}). Choose another file.") from None

@@ -17,17 +17,15 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol, get_args
 
-from momentum2.config import MonitorConfig
-from momentum2.errors import UserError, shown
+from momentum2.config import MonitorConfig, Tracker
+from momentum2.errors import UserError, reason, shown
 from momentum2.files import locked, open_regular, read_json, write_whole
-from momentum2.runs.handle import Run
+from momentum2.runs.handle import Run, check_run
 from momentum2.runs.metrics import parse_record
 from momentum2.runs.names import CONFIG, METRICS, MLRUNS, TENSORBOARD, TRACKER
 from momentum2.settings import read_settings
-
-Tracker = Literal["tensorboard", "wandb", "mlflow"]
 
 _EVERY = 1.0  # seconds between two looks at the file
 _PATIENCE = 10.0  # seconds that the end of a training waits for its followers
@@ -263,8 +261,7 @@ def _state(path: Path) -> dict[str, Any]:
 def send(run: Path, to: str) -> int:
     """Send what a run logged and a tracker does not have yet; returns the number of records."""
     check_installed(to)
-    if not (run / CONFIG).is_file():
-        raise UserError(f"{run} is not a run directory: it has no {CONFIG}. Pass one that pretrain made.")
+    check_run(run)
     try:
         with locked(run / f".{TRACKER}{to}.lock", wait=False):
             return follow(run, to)
@@ -274,13 +271,8 @@ def send(run: Path, to: str) -> int:
         raise
     except Exception as error:  # whatever the tracker raises
         raise UserError(
-            f"{to} did not take everything ({_reason(error)}). Run the same again later."
+            f"{to} did not take everything ({reason(error)}). Run the same again later."
         ) from None
-
-
-def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return shown(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)
 
 
 def live() -> None:
@@ -300,7 +292,7 @@ def live() -> None:
         with locked(run / f".{TRACKER}{to}.lock"):  # the follower of a killed training may still be at work
             follow(run, to, ended)
     except Exception as error:
-        sys.stdout.write(_reason(error))
+        sys.stdout.write(reason(error))
         sys.stdout.flush()
         os._exit(1)  # not to wait for threads of the tracker
 
@@ -336,13 +328,11 @@ class Follower:
         except subprocess.TimeoutExpired:
             self.process.stdout.close()
             return f"{self.to} is still being sent the last records, by process {self.process.pid}."
-        reason = self.process.stdout.read(2_000).decode(errors="replace")
+        why = self.process.stdout.read(2_000).decode(errors="replace")
         self.process.stdout.close()
         if code == 0:
             return None
-        return (
-            f"{self.to} did not take everything ({shown(reason) or code}). Send the rest with momentum2 log."
-        )
+        return f"{self.to} did not take everything ({shown(why) or code}). Send the rest with momentum2 log."
 
 
 def wanted(monitor: MonitorConfig) -> list[Tracker]:

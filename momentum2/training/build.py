@@ -19,8 +19,9 @@ from momentum2.data.views import ViewBatches
 from momentum2.distributed.together import on_first
 from momentum2.errors import SettingError
 from momentum2.methods import Method
+from momentum2.methods.method import places_of
+from momentum2.runs.card import resolved_model
 from momentum2.runs.directory import devices_of
-from momentum2.runs.encoder import resolved_model
 from momentum2.runs.names import BAD_IMAGES
 from momentum2.seeds import derive
 from momentum2.training.device import resolve_precision
@@ -45,7 +46,7 @@ def build_method(
     if encoder is not None:
         f = backbones.with_feature_dim(copy.deepcopy(encoder), config.data.image_size, channels)
     elif weights is not None and model.backbone.startswith(backbones.TIMM):
-        f = started(config, resolved, weights)
+        f = started(config, weights)
     else:
         f = backbones.of_config(resolved, channels)
     if weights is not None and not model.backbone.startswith(backbones.TIMM):
@@ -143,15 +144,9 @@ def make_job(
             "images": len(dataset),
             "cached": isinstance(dataset, Packed),
             "precision": resolve_precision(config.train.precision, device),
-            "encoders": _places(method),
+            "encoders": places_of(method),
             "order": order,
             **({} if seen is None else {"fingerprint": seen}),
             **({} if start is None else {"weights": dict(start)}),
         },
     )
-
-
-def _places(method: Method) -> dict[str, str]:
-    """Where in the method each of its encoders is, the one to export first."""
-    names = {id(module): name for name, module in method.named_modules()}
-    return {network: names[id(encoder)] for network, encoder in method.encoders().items()}

@@ -7,6 +7,7 @@ from momentum2.data.looking import reading_of
 from momentum2.data.remote import check_url
 from momentum2.errors import SettingError
 from momentum2.methods import METHODS, Method
+from momentum2.optim import READ_BY
 from momentum2.settings import check as check_settings
 
 
@@ -85,10 +86,13 @@ def check_encoder(config: Config, encoder: Facts) -> None:
 
 def check_optim(optim: OptimConfig) -> None:
     """Raise a `UserError` for settings of the optimizer that do not suit each other."""
-    if optim.nesterov and optim.name in ("lars", "adamw"):
-        raise SettingError("optim.nesterov", f"is for sgd and muon, not {optim.name}. Leave it out.")
-    if optim.weight_decay_end is not None and optim.name != "adamw":
-        raise SettingError("optim.weight_decay_end", f"is for adamw, not {optim.name}. Leave it out.")
+    for name, chosen in (
+        ("nesterov", optim.nesterov),
+        ("weight_decay_end", optim.weight_decay_end is not None),
+    ):
+        if chosen and optim.name not in READ_BY[name]:
+            suits = " and ".join(READ_BY[name])
+            raise SettingError(f"optim.{name}", f"is for {suits}, not {optim.name}. Leave it out.")
     if optim.nesterov and optim.sgd_momentum == 0:
         raise SettingError("optim.nesterov", "needs momentum. Set optim.sgd_momentum above 0.")
     for share in optim.milestones or ():

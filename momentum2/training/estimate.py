@@ -18,7 +18,7 @@ from momentum2.errors import UserError
 from momentum2.machine import memory
 from momentum2.methods.method import place_of_student
 from momentum2.optim import build_optimizer
-from momentum2.runs.encoder import inspect
+from momentum2.runs.card import inspect
 from momentum2.training.build import build_method
 from momentum2.training.by_view import choose_threads
 from momentum2.training.checks import check_encoder

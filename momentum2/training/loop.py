@@ -8,8 +8,8 @@ from momentum2 import distributed
 from momentum2.distributed.together import broadcast_bytes
 from momentum2.methods.method import place_of_student
 from momentum2.optim import STATES, build_optimizer, set_weight_decay
-from momentum2.runs.checkpoint import collect, restore
 from momentum2.runs.directory import OpenRun
+from momentum2.runs.state import collect, restore
 from momentum2.schedules import cosine_between
 from momentum2.training.alarms import Alarms
 from momentum2.training.by_view import choose_threads
@@ -54,9 +54,8 @@ def fit(job: Job, run: OpenRun) -> bool:
             if job.optim.weight_decay_end is not None:
                 decay = job.optim.weight_decay, job.optim.weight_decay_end
                 set_weight_decay(optimizer, cosine_between(*decay, k, job.steps))
-            waited = (
-                batch.wait if last_step is None or last_step.query() else 0.0
-            )  # a busy device lost no time
+            # A busy device lost no time.
+            waited = batch.wait if last_step is None or last_step.query() else 0.0
             # It says on all processes alike whether to stop.
             check = partial(signal.check, step=k)
             taken = take_step(k, lr, partial(batch.inputs, n=t.accumulate), check, watch=look)
@@ -66,13 +65,8 @@ def fit(job: Job, run: OpenRun) -> bool:
             meter.count(t.batch_size, waited)
             if look:
                 distributed.all_reduce_mean_([taken.loss])
-                watched = {
-                    "loss": taken.loss,
-                    "grad_norm": taken.norm,
-                    **taken.output.metrics,
-                    **taken.watched,
-                }
-                values, z = on_host(watched, taken.output.z)
+                watched = {"loss": taken.loss, "grad_norm": taken.norm, **taken.output.metrics}
+                values, z = on_host({**watched, **taken.watched}, taken.output.z)
                 stop = signal.settle(k)
                 values |= {"lr": lr, **meter.read(), "memory_gb": memory_gb(device)}
                 if z is not None:

@@ -1,6 +1,6 @@
 """What a config resolves to: steps, learning rate, momenta and group sizes, before anything is trained."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -11,7 +11,8 @@ from momentum2.backbones import TIMM, Facts
 from momentum2.config import Config, OptimConfig
 from momentum2.data import Dataset, open_dataset
 from momentum2.errors import SettingError, UserError
-from momentum2.methods import Method
+from momentum2.methods import METHODS, Method
+from momentum2.optim import READ_BY
 from momentum2.schedules import Schedule, scaled_lr, scaled_weight_momentum
 from momentum2.training.checks import check, method_class
 
@@ -47,6 +48,26 @@ def per_device(config: Config, kind: type[Method]) -> bool:
 def idle_settings(config: Config, kind: type[Method]) -> frozenset[str]:
     """The settings that decide nothing with this config."""
     return frozenset() if per_device(config, kind) else frozenset({"train.devices"})
+
+
+def unused_settings(config: Config, kind: type[Method]) -> set[str]:
+    """The settings that have no effect with this config: what its method, optimizer and views do not read."""
+    of_methods = set().union(*(method.reads for method in METHODS.values()))
+    unused = (of_methods - kind.reads) | kind.idle(config) | idle_settings(config, kind)
+    unused |= {f"optim.{name}" for name, names in READ_BY.items() if config.optim.name not in names}
+    if not config.optim.warmup_epochs:
+        unused.add("optim.warmup_start")
+    if config.views.recipe != "multicrop":
+        unused |= {"views.small_crops", "views.small_size"}
+    elif not config.views.small_crops:
+        unused.add("views.small_size")
+    if config.train.steps is not None:
+        unused.add("train.epochs")
+    if config.eval_data.name == "none":
+        unused.add("monitor.knn_every")
+    if config.eval_data.name == "none" or not config.monitor.knn_every:
+        unused |= {"monitor.knn_images", "monitor.knn_k", "monitor.knn_temperature"}
+    return unused
 
 
 class Sharing(NamedTuple):
@@ -143,10 +164,9 @@ def describe(
     s, K = plan.schedule, plan.steps
     method, train = config.method, config.train
 
-    def over_time(values: tuple[float, float, float]) -> str:
-        return " → ".join(f"{v:.4g}" for v in values) + " (start → middle → end)"
+    def over_time(value: Callable[[int], float]) -> str:
+        return " → ".join(f"{value(k):.4g}" for k in (0, K // 2, K)) + " (start → middle → end)"
 
-    at = (0, K // 2, K)
     samples = f"{plan.steps * train.batch_size:,} samples"
     lines = [
         ("method", method.name if method.name != "own" else f"{plan.method.__name__} (own)"),
@@ -156,14 +176,14 @@ def describe(
         ("steps", f"{K:,} of {train.batch_size} images ({K / plan.steps_per_epoch:.4g} epochs, {samples})"),
         *([("devices", _devices(config, plan))] if per_device(config, plan.method) else []),
         ("processes", f"{plan.world}, {train.accumulate} micro-batch(es) of {plan.micro_batch} each"),
-        ("lr", f"peak {_peak(config, plan)}, {over_time((s.lr(at[0]), s.lr(at[1]), s.lr(at[2])))}"),
+        ("lr", f"peak {_peak(config, plan)}, {over_time(s.lr)}"),
         ("warm-up", f"{s.warmup:,} steps" + (", the whole run" if s.warmup == K else "")),
         *([("optimizer", told)] if (told := _optimizer(config.optim, plan)) else []),
     ]
     if plan.method.has_teacher:
-        lines.append(("m", over_time((s.m(at[0]), s.m(at[1]), s.m(at[2])))))
+        lines.append(("m", over_time(s.m)))
         if method.teacher_norm == "momentum":
-            lines.append(("alpha", over_time((s.alpha(at[0]), s.alpha(at[1]), s.alpha(at[2])))))
+            lines.append(("alpha", over_time(s.alpha)))
     if plan.student_bn is not None:
         lines.append(("student BN", f"{method.student_norm}, {plan.student_bn} samples"))
     if plan.teacher_bn is not None:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, cast
 
 from momentum2 import backbones
 from momentum2.backbones import published
-from momentum2.config import Config, ModelConfig
+from momentum2.config import Config
 from momentum2.errors import UserError
-from momentum2.weights import Architecture
+from momentum2.runs.card import architecture_of
 
 log = logging.getLogger("momentum2")
 
@@ -49,11 +49,9 @@ def starting_weights(config: Config, before: Mapping[str, Any]) -> Start:
     return Start({"name": file.name, "sha256": published.sha256(file)}, file)
 
 
-def started(config: Config, model: ModelConfig, file: Path) -> backbones.Encoder:
+def started(config: Config, file: Path) -> backbones.Encoder:
     """The encoder of a run, a network of timm, with the weights in `file`."""
-    architecture = Architecture(
-        model.backbone, model.stem, model.width, tuple(model.options or ()), config.data.channels
-    )
+    architecture = architecture_of(config)
     encoder, fitted = published.load(architecture, file)
     for sentence in fitted:
         log.info("By timm's rules, %s.", sentence)

@@ -123,14 +123,12 @@ class Stepper:
             if self.by_view is not None:
                 views, labels = inputs(i)
                 output = self.by_view(views, labels, count)
-                self.method.keep(output)
-                loss += output.loss.detach() / count
-                continue
-            last = i == count - 1
-            with self.parallel.no_sync() if self.parallel and not last else nullcontext():
-                with self.autocast:
-                    output = self.model(*inputs(i))
-                self.scaler.scale(output.loss / count).backward()
+            else:
+                last = i == count - 1
+                with self.parallel.no_sync() if self.parallel and not last else nullcontext():
+                    with self.autocast:
+                        output = self.model(*inputs(i))
+                    self.scaler.scale(output.loss / count).backward()
             self.method.keep(output)
             loss += output.loss.detach() / count
         if k < self.frozen:  # without gradients an optimizer passes them by, and keeps no state of them

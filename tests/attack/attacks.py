@@ -585,7 +585,15 @@ def _resized_png(width: int, height: int) -> bytes:
 
 
 _RUN_FILES = (
-    *(".lock", "plan.txt", "metrics.jsonl", "metrics.tmp", "config.yaml.tmp", ".tmp-encoder.safetensors"),
+    *(
+        ".lock",
+        "plan.txt",
+        "plan.json",
+        "metrics.jsonl",
+        "metrics.tmp",
+        "config.yaml.tmp",
+        ".tmp-encoder.safetensors",
+    ),
     *(
         "encoder.safetensors",
         "results.json",
@@ -658,6 +666,7 @@ _READ = {
     "metrics.jsonl": ("report", "resume"),
     "results.json": ("report", "knn"),
     "plan.txt": ("report",),
+    "plan.json": ("report",),
     "bad_images.txt": ("report", "resume"),
     ".lock": ("resume",),
     "checkpoints/step-00000002/state.json": ("resume", "report"),

@@ -117,7 +117,9 @@ def read_coco(data: bytes, place: Path) -> None:
 def read_directory(data: bytes, place: Path) -> None:
     """A run directory whose small files are parts of the input."""
     parts = data.split(b"\0\0SPLIT\0\0")
-    for name, part in zip(("config.yaml", "metrics.jsonl", "results.json", "plan.txt"), parts, strict=False):
+    for name, part in zip(
+        ("config.yaml", "metrics.jsonl", "results.json", "plan.txt", "plan.json"), parts, strict=False
+    ):
         (place / name).write_bytes(part)
     run = read_run(place)
     _ = run.step, run.steps, run.settings

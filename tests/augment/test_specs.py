@@ -127,8 +127,8 @@ def test_every_operation_can_be_switched_off_for_each_view(name: str) -> None:
     ("name", "value", "words"),
     [
         ("rotate90", 1.5, "from 0 to 1, not 1.5"),
-        ("flip", [1.0, -1.0], "from 0 to 10000, not -1"),
-        ("gray", [], "is empty"),
+        ("flip", [1.0, -1.0], "at least 0, not -1"),
+        ("gray", [], "must have from 1 to 100 values, not 0"),
         ("vertical_flip", float("inf"), "from 0 to 1"),
     ],
 )

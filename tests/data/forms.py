@@ -51,12 +51,12 @@ def as_form(folder: Path, form: str, out: Path) -> DataConfig:
             shutil.copytree(folder, out / "copy")
             return DataConfig("folder", str(out / "copy"))
         case "zip":
-            with zipfile.ZipFile(out / "a.zip", "w") as archive:
+            with zipfile.ZipFile(out / "a.zip", "w", strict_timestamps=False) as archive:
                 for name in names:
                     archive.write(folder / name, name)
             return DataConfig("archive", str(out / "a.zip"))
         case "tar":
-            with tarfile.open(out / "a.tar", "w") as tar:
+            with tarfile.open(out / "a.tar", "w", dereference=True) as tar:
                 for name in reversed(names):
                     tar.add(folder / name, name)
             return DataConfig("archive", str(out / "a.tar"))

@@ -12,7 +12,8 @@ from PIL import Image
 
 from momentum2.detection.coco import CocoData
 from momentum2.detection.data import open_data
-from momentum2.detection.presets import DetectionDataConfig
+from momentum2.detection.presets import DetectConfig, DetectionDataConfig
+from momentum2.detection.schedule import check
 from momentum2.detection.targets import decode_masks, encode_masks
 from momentum2.errors import UserError
 
@@ -234,7 +235,7 @@ def test_where_the_data_are_not(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"instances_train\.json cannot be read"):
         open_data(DetectionDataConfig(name="coco", root=str(tmp_path)), training=True, seed=0)
     with pytest.raises(UserError, match="test_size must be at least 1"):
-        open_data(DetectionDataConfig(test_size=0), training=False, seed=0)
+        check(DetectConfig(data=DetectionDataConfig(test_size=0)))
 
 
 def test_shapes_have_boxes_masks_and_ground_truth() -> None:

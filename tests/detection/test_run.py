@@ -18,7 +18,8 @@ from momentum2.api import pretrain
 from momentum2.cli import main
 from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, OptimConfig, TrainConfig
 from momentum2.detection.finetune import with_encoder
-from momentum2.detection.presets import DetectConfig
+from momentum2.detection.presets import DetectConfig, EncoderConfig, HeadConfig
+from momentum2.detection.saved import DetectorCard, architecture_of, load_detector, read_card, save_detector
 
 Arguments = Callable[..., list[str]]
 PROGRAM = "import sys; from momentum2.cli import main; sys.exit(main(['detect', *sys.argv[1:]]))"
@@ -204,6 +205,18 @@ def test_mistakes_are_one_sentence(
     assert message in said
     assert said.count("\n") == 1
     assert not (tmp_path / "x" / "checkpoints").exists()
+
+
+def test_a_detector_on_a_network_with_options_is_loaded_as_it_was(tmp_path: Path) -> None:
+    encoder = EncoderConfig("timm/test_vit", options=["patch_size=8", "depth=1"])
+    card = DetectorCard("retinanet", encoder, HeadConfig(fpn_channels=32), 48, 64, ("disk",), (1,))
+    detector = card.build(backbones.of(architecture_of(encoder)))
+    save_detector(tmp_path / "detector.safetensors", detector, card)
+    again = load_detector(tmp_path, read_card(tmp_path))
+    image = torch.rand(3, 40, 56)
+    assert torch.equal(detector.eval().detect(image)["scores"], again.detect(image)["scores"])
+    for name, tensor in detector.model.state_dict().items():
+        assert torch.equal(tensor, again.model.state_dict()[name]), name
 
 
 def test_a_detector_of_another_version_is_named_and_kept(

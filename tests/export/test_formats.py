@@ -26,7 +26,8 @@ from momentum2._torchvision import torchvision
 from momentum2.errors import UserError
 from momentum2.export import FORMATS, export
 from momentum2.export.detectron2 import renamed
-from momentum2.runs.encoder import EncoderCard, LoadedEncoder, load_encoder, save_encoder
+from momentum2.runs.card import EncoderCard
+from momentum2.runs.encoder import LoadedEncoder, load_encoder, save_encoder
 from momentum2.weights import Architecture
 
 IMAGES = torch.randn(7, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -274,7 +275,7 @@ def test_detectron2_has_exactly_its_names(
 
 def test_detectron2_gets_weights_without_numpy(tmp_path: Path):
     """A pickle of arrays would name modules of this NumPy, which another cannot find."""
-    export(saved(tmp_path, "resnet18"), "detectron2", tmp_path / "out")
+    export(saved(tmp_path, "torchvision/resnet18"), "detectron2", tmp_path / "out")
     with zipfile.ZipFile(tmp_path / "out" / "model.pth") as archive:
         (pickled,) = [name for name in archive.namelist() if name.endswith("data.pkl")]
         named = {str(argument) for code, argument, _ in pickletools.genops(archive.read(pickled)) if argument}

@@ -26,6 +26,28 @@ def test_a_run_is_read(run: Path):
     assert found.bad_images == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "data", "steps"),
+    [
+        ("steps       1,250 of 64 images (2 epochs)\n", None, 1250),  # as earlier versions wrote it
+        ("steps       1,250 of 64 images\n", '{"steps": 30, "said": {}}', 30),
+        ("steps       1,250 of 64 images\n", '{"steps": "many", "said": {}}', 1250),
+        ("steps       1,250 of 64 images\n", "[" * 100_000, 1250),
+        ("steps       ²\n", "{}", 4),  # as config.yaml says
+        ("", '{"steps": 1e400, "said": {}}', 4),
+    ],
+)
+def test_the_number_of_steps_is_that_of_the_plan(
+    tmp_path: Path, run: Path, text: str, data: str | None, steps: int
+):
+    other = copy(run, tmp_path / "a")
+    (other / "plan.txt").write_text(text)
+    (other / "plan.json").unlink()
+    if data is not None:
+        (other / "plan.json").write_text(data)
+    assert read_run(other).steps == steps
+
+
 def test_time_is_that_of_all_steps(tmp_path: Path, run: Path):
     other = copy(run, tmp_path / "a")
     lines = [{"step": 0, "knn_top1": 1.0}, {"step": 10, "step_time": 2.0}, {"step": 30, "step_time": 1.0}]

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from momentum2.errors import UserError
 from momentum2.norms import convert_norms
-from momentum2.runs.checkpoint import Checkpoint, Checkpoints, collect, parse_tensors, read_files, restore
+from momentum2.runs.checkpoint import Checkpoint, Checkpoints, parse_tensors, read_files
+from momentum2.runs.state import collect, restore
 from momentum2.weights import safetensors_parts
 
 FILES = ("state.json", "shared.safetensors", "devices.safetensors", "manifest.json")

@@ -33,9 +33,10 @@ from momentum2.config import (
 from momentum2.data import iterate, open_dataset
 from momentum2.errors import UserError
 from momentum2.methods import Method
-from momentum2.runs.checkpoint import collect
+from momentum2.runs.card import EncoderCard, read_card
 from momentum2.runs.directory import open_run
-from momentum2.runs.encoder import ENCODER, EncoderCard, load_encoder, read_card, save_encoder
+from momentum2.runs.encoder import ENCODER, load_encoder, save_encoder
+from momentum2.runs.state import collect
 from momentum2.training.build import build_method
 from momentum2.training.plan import resolve
 from momentum2.weights import RESNETS, Architecture, identify, network_in

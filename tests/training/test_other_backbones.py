@@ -32,7 +32,8 @@ from momentum2.errors import SettingError, UserError
 from momentum2.evaluate.knn import KnnOptions
 from momentum2.evaluate.subject import SubjectOptions
 from momentum2.methods.method import Method
-from momentum2.runs.encoder import inspect, load_encoder
+from momentum2.runs.card import inspect
+from momentum2.runs.encoder import load_encoder
 from momentum2.training.alarms import Alarms
 from momentum2.training.build import build_method
 from momentum2.training.checks import check_encoder

@@ -11,7 +11,7 @@ from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, Trai
 from momentum2.errors import UserError
 from momentum2.methods import BYOL
 from momentum2.recipes import RECIPES, find
-from momentum2.runs.encoder import inspect
+from momentum2.runs.card import inspect
 from momentum2.training.estimate import planned
 from momentum2.training.plan import describe, per_device, resolve
 
