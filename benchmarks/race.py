@@ -112,7 +112,6 @@ _BUNDLE: dict[str, object] = {
     "method.name": "byol",
     "method.repulsion": "batch",
     "method.predictor": False,
-    "method.joint_views": True,
     "method.weight_momentum": 0.2,
     "method.weight_schedule": "constant",
     "method.alpha": 0.5,
@@ -128,7 +127,6 @@ ROWS: dict[str, Row] = {
         "SimCLR, Muon",
         {
             "method.name": "simclr",
-            "method.joint_views": True,
             "method.temperature": 0.1,
             **MUON,
         },

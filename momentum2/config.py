@@ -95,7 +95,6 @@ class MethodConfig:
         repulsion: byol's loss: none (the paper's), or batch: find the teacher's output of the same image among those of
             the batch, and away from the student's own outputs of other images.
         predictor: byol's predictor behind the student's projector; with repulsion it can be left out.
-        joint_views: One call of a network for both views of byol and simclr, so that they share BN statistics: faster.
         temperature: Softmax temperature of the contrastive methods and of repulsion, and of DINO's student.
         queue_size: Number of negatives that MoCo keeps.
         teacher_temperature: Softmax temperature of DINO's teacher.
@@ -121,7 +120,6 @@ class MethodConfig:
     compat: Compat = "paper"
     repulsion: Repulsion = "none"
     predictor: bool = True
-    joint_views: bool = False
     temperature: Positive = 0.2
     queue_size: Annotated[int, Limits(1, 10**8)] = 65536
     teacher_temperature: Positive = 0.04

@@ -56,7 +56,6 @@ class Recipe:
 FAST = MethodConfig(
     repulsion="batch",
     predictor=False,
-    joint_views=True,
     weight_momentum=0.2,
     weight_schedule="constant",
     alpha=0.5,
@@ -199,7 +198,7 @@ def tiny_hour() -> Recipe:
     return Recipe(
         replace(
             base,
-            method=replace(FAST, joint_views=False),
+            method=FAST,
             model=replace(base.model, stem="small"),
             data=data,
             eval_data=replace(data, test_split="val"),

@@ -12,6 +12,8 @@ from momentum2.errors import SettingError
 _RENAMED = {"views.colour": "views.color"}
 #: The same for options of commands.
 OLD_OPTIONS = {"licence": "license"}
+#: Both views in one call of a network: only in development versions before 0.2.
+_GONE = "method.joint_views"
 _NORMS = ("method.student_norm", "method.teacher_norm")
 
 
@@ -20,6 +22,8 @@ def old_words(given: Mapping[str, object]) -> Iterator[str]:
     for old, new in _RENAMED.items():
         if old in given:
             yield f"{old} is now {new}."
+    if _GONE in given:
+        yield f"{_GONE} is gone: each view has a call of its own, and a CPU thread."
     if "train.virtual_devices" in given:
         yield (
             "train.virtual_devices is now train.devices, the number of devices that share each micro-batch: "
@@ -40,7 +44,7 @@ def translate(
         base: What holds where nothing is given, in today's words.
         world: The number of processes that a run of these settings was started with; None if none was.
     """
-    new = {name: value for name, value in given.items() if name not in _RENAMED}
+    new = {name: value for name, value in given.items() if name not in (*_RENAMED, _GONE)}
     for old, name in _RENAMED.items():
         if old in given:
             new.setdefault(name, given[old])
@@ -93,6 +97,8 @@ def inexact(old: Mapping[str, object], world: int, first: bool) -> str | None:
     if name is None:
         old_detector = "model" in old and "warmup_steps" not in old
         return "its detector had other heads and learned from other targets" if old_detector else None
+    if old.get(_GONE) in (True, "true"):
+        return "its views shared their batch statistics, and now each has its own"
     if not first:
         return None
     norms = {old.get("method.student_norm")}

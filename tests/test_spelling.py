@@ -103,3 +103,13 @@ RUN = {
 def test_which_old_runs_can_be_resumed(changes, world, why):
     reason = inexact({**RUN, **changes}, world, first=True)
     assert reason is None if why is None else why in str(reason)
+
+
+def test_a_setting_that_is_gone():
+    given = {"method.joint_views": True, "optim.lr": 0.1}
+    assert translate(given, {}, None) == {"optim.lr": 0.1}
+    assert [*old_words(given)] == [
+        "method.joint_views is gone: each view has a call of its own, and a CPU thread."
+    ]
+    assert "shared" in inexact({**RUN, "method.joint_views": True}, 1, first=False)
+    assert inexact({**RUN, "method.joint_views": False}, 1, first=False) is None

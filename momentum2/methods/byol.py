@@ -9,7 +9,7 @@ from momentum2.backbones import Encoder
 from momentum2.config import Config
 from momentum2.errors import SettingError
 from momentum2.heads import mlp
-from momentum2.methods.method import Output, TeacherMethod, ViewByView, outputs_of
+from momentum2.methods.method import Output, TeacherMethod, ViewByView
 from momentum2.methods.precision import without_autocast
 from momentum2.norms import convert_norms
 from momentum2.schedules import Schedule
@@ -44,9 +44,8 @@ class BYOL(ViewByView, TeacherMethod):
     """The student's f, g, q learn to predict the teacher's f, g of the other view."""
 
     views = range(2, 1000)  # v, v', and small crops
-    can_join = True
     reads = TeacherMethod.reads | {
-        *("method.repulsion", "method.temperature", "method.joint_views"),
+        *("method.repulsion", "method.temperature"),
         *("method.predictor", "model.predictor_hidden"),
     }
 
@@ -73,19 +72,11 @@ class BYOL(ViewByView, TeacherMethod):
             self.predictor = mlp(d, model.predictor_hidden or model.projector_hidden, d)
             convert_norms(self.predictor, method.student_norm, devices, method.compat)
         self.repulsion, self.temperature = method.repulsion == "batch", method.temperature
-        self.joint = devices if method.joint_views else None
 
     def encode(self, i: int, view: Tensor) -> tuple[Tensor, ...]:
         q = self.predictor(self.student(view))  # N×d
         # z' of v and v', not of small crops: N×d, no gradient, history frozen
         return (q, self.teacher(view)) if i < 2 else (q,)
-
-    def encode_all(self, views: list[Tensor]) -> list[tuple[Tensor, ...]]:
-        if self.joint is None:
-            return super().encode_all(views)
-        targets = outputs_of(self.teacher, views[:2], self.joint)
-        predictions = [self.predictor(z) for z in outputs_of(self.student, views, self.joint)]
-        return [(q, *targets[i : i + 1]) for i, q in enumerate(predictions)]
 
     def meet(self, encoded: list[tuple[Tensor, ...]], labels: Tensor | None) -> Output:
         # q of v, v', and small crops if there are any; z' of v and v'

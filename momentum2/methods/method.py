@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from typing import ClassVar, NamedTuple, cast
 
-import torch
 from torch import Tensor, nn
 
 from momentum2.backbones import Encoder
@@ -45,8 +44,6 @@ class Method(nn.Module, ABC):
     needs_labels: ClassVar[bool] = False
     #: Whether it can leave the encoder as it is (`method.freeze_encoder`).
     can_freeze: ClassVar[bool] = False
-    #: Whether it can have both views in one call of a network (`method.joint_views`).
-    can_join: ClassVar[bool] = False
     #: How many views of an image it may be given.
     views: ClassVar[range] = range(2, 3)
     #: The settings that it reads, of those that not all methods do.
@@ -123,9 +120,6 @@ class ViewByView(Method):
     `forward` of its own is asked for that.
     """
 
-    #: With `method.joint_views`, the devices whose samples come in one batch; None for a call a view.
-    joint: int | None = None
-
     @abstractmethod
     def encode(self, i: int, view: Tensor) -> tuple[Tensor, ...]:
         """What the networks make of view i (N×3×S×S), with or without gradient; it changes only their buffers."""
@@ -134,31 +128,8 @@ class ViewByView(Method):
     def meet(self, encoded: list[tuple[Tensor, ...]], labels: Tensor | None) -> Output:
         """The loss of the micro-batch, from what `encode` made of each view."""
 
-    def encode_all(self, views: list[Tensor]) -> list[tuple[Tensor, ...]]:
-        """What `encode` makes of each view; where they are `joint`, by one call of a network for all of one size."""
-        return [self.encode(i, view) for i, view in enumerate(views)]
-
     def forward(self, views: list[Tensor], labels: Tensor | None) -> Output:
-        return self.meet(self.encode_all(views), labels)
-
-
-def outputs_of(network: nn.Module, views: list[Tensor], devices: int) -> list[Tensor]:
-    """The network's N×d outputs of each view, by one call for all views of one size.
-
-    Args:
-        network: It has batch norms.
-        views: N×3×S×S each.
-        devices: The samples of each of these stay together, so that its statistics are over all its views.
-    """
-    outputs: list[Tensor] = []
-    while len(outputs) < len(views):
-        rest = views[len(outputs) :]
-        other = next((i for i, v in enumerate(rest) if v.shape[-1] != rest[0].shape[-1]), len(rest))
-        parts = [v.chunk(devices) for v in rest[:other]]
-        z = network(torch.cat([part for of_device in zip(*parts, strict=True) for part in of_device]))
-        split = z.unflatten(0, (devices, len(parts), -1))  # devices × views × samples × d
-        outputs += [x.flatten(0, 1) for x in split.unbind(1)]
-    return outputs
+        return self.meet([self.encode(i, view) for i, view in enumerate(views)], labels)
 
 
 def encoder_of(network: nn.Module) -> Encoder:

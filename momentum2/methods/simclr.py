@@ -10,7 +10,7 @@ from momentum2 import distributed
 from momentum2.backbones import Encoder
 from momentum2.config import Config, Network
 from momentum2.heads import simclr_projector
-from momentum2.methods.method import PROJECTOR, Output, ViewByView, encoder_of, outputs_of
+from momentum2.methods.method import PROJECTOR, Output, ViewByView, encoder_of
 from momentum2.methods.precision import without_autocast
 from momentum2.norms import convert_norms
 from momentum2.schedules import Schedule
@@ -32,8 +32,7 @@ def nt_xent(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
 class SimCLR(ViewByView):
     """Encoder f and projector g."""
 
-    can_join = True
-    reads = PROJECTOR | {"method.temperature", "method.joint_views"}
+    reads = PROJECTOR | {"method.temperature"}
 
     def __init__(self, config: Config, schedule: Schedule, f: Encoder, devices: int, classes: int) -> None:
         super().__init__(schedule)
@@ -42,15 +41,9 @@ class SimCLR(ViewByView):
         self.student = nn.Sequential(OrderedDict(encoder=f, projector=g))
         convert_norms(self.student, method.student_norm, devices, method.compat)
         self.temperature = method.temperature
-        self.joint = devices if method.joint_views else None
 
     def encode(self, i: int, view: Tensor) -> tuple[Tensor, ...]:
         return (F.normalize(self.student(view).float(), dim=1),)  # N×d
-
-    def encode_all(self, views: list[Tensor]) -> list[tuple[Tensor, ...]]:
-        if self.joint is None:
-            return super().encode_all(views)
-        return [(F.normalize(z.float(), dim=1),) for z in outputs_of(self.student, views, self.joint)]
 
     def meet(self, encoded: list[tuple[Tensor, ...]], labels: Tensor | None) -> Output:
         (z1,), (z2,) = encoded

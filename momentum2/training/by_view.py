@@ -58,7 +58,6 @@ def _suits(method: Method, train: TrainConfig, device: torch.device) -> bool:
         device.type == "cpu"
         and isinstance(method, ViewByView)
         and type(method).forward is ViewByView.forward
-        and method.joint is None
         and distributed.world_size() == 1
         and not train.compile
         and train.precision != "fp16"  # one loss to scale

@@ -101,8 +101,7 @@ def share(config: Config, world: int, kind: type[Method]) -> Sharing:
     micro_batch = batch // train.accumulate  # over all processes
 
     def samples(norm: str) -> int | None:
-        views = 2 if kind.can_join and method.joint_views else 1  # in one call
-        return None if norm == "ema" else views * micro_batch // (devices if norm in PER_DEVICE else 1)
+        return None if norm == "ema" else micro_batch // (devices if norm in PER_DEVICE else 1)
 
     student_bn = None if method.freeze_encoder else samples(method.student_norm)
     teacher_bn = samples(method.teacher_norm) if kind.has_teacher else None

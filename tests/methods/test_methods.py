@@ -11,7 +11,6 @@ from momentum2 import MomentumBatchNorm
 from momentum2.backbones import build
 from momentum2.config import Config, MethodConfig, ModelConfig, TrainConfig
 from momentum2.methods import BYOL, METHODS, Method, MoCo, SimCLR, SimSiam, Supervised
-from momentum2.methods.method import outputs_of
 from momentum2.schedules import Schedule, cosine
 
 SCHEDULE = Schedule(K=10, lr_base=0.1, m_base=0.4, alpha_base=0.8)
@@ -141,32 +140,6 @@ def test_byol_with_repulsion_and_without_predictor():
     output.loss.backward()
     same_gradients(method.student, student)
     assert not any(p.requires_grad or p.grad is not None for p in method.teacher.parameters())
-
-
-@pytest.mark.parametrize("name", ["byol", "simclr"])
-def test_joint_views_share_the_statistics_of_their_device(name: str):
-    """Two devices: each normalizes its part of both views as one batch."""
-    method, two = make(name, devices=2, joint_views=True, alpha=1.0), views(n=8)
-    disturb(method)
-    alone = make(name, devices=1)
-    alone.load_state_dict(method.state_dict())
-    expected = []
-    for part in zip(*(v.chunk(2) for v in two), strict=True):  # of a device
-        expected.append(alone.student(torch.cat(part)).chunk(2))
-    seen = []
-    method.student.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
-    found = outputs_of(method.student, two, 2)
-    for v in range(2):
-        torch.testing.assert_close(found[v], torch.cat([of_device[v] for of_device in expected]))
-    method.before_step(0)
-    method(two, None)
-    assert seen == [16, 16]
-
-
-def test_joint_small_crops_are_a_call_of_their_own():
-    method, three = byol(joint_views=True), views(4)
-    for z, v in zip(outputs_of(method.student.eval(), three, 1), three, strict=True):
-        torch.testing.assert_close(z, method.student(v))
 
 
 def test_byol_gradient_reaches_student_and_predictor_only():

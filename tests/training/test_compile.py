@@ -27,7 +27,7 @@ class Tiny(nn.Module):
 CASES: dict[str, tuple[MethodConfig, int]] = {
     "byol": (MethodConfig(), 3),
     "momentum student": (MethodConfig(student_norm="momentum", teacher_norm="local"), 2),
-    "joint": (MethodConfig(joint_views=True, teacher_norm="ema"), 2),
+    "ema": (MethodConfig(teacher_norm="ema"), 2),
     "moco": (MethodConfig("moco", queue_size=32), 2),
     "shuffle": (MethodConfig("moco", queue_size=32, teacher_norm="shuffle"), 2),
     "simsiam": (MethodConfig("simsiam"), 2),

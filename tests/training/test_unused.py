@@ -41,7 +41,6 @@ OTHER: dict[str, object] = {
     "method.compat": "official",
     "method.repulsion": "batch",
     "method.predictor": False,
-    "method.joint_views": True,
     "method.temperature": 0.7,
     "method.queue_size": 8,
     "method.teacher_temperature": 0.1,
