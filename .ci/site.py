@@ -17,7 +17,7 @@ PAGES = {
     "changelog.md": "CHANGELOG.md",
     "security-policy.md": "SECURITY.md",
 }
-LINK = re.compile(r"(?<!!)\[([^]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"\[([^]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from momentum2._importing import install
+
 if TYPE_CHECKING:
     from momentum2.api import (
         Embeddings,
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from momentum2.teacher import MomentumTeacher
 
 __version__ = "0.2.0"
+
+install()
 
 #: Where the public names are that are not in `momentum2.api`. Each is imported at its first use: torch takes seconds,
 #: for which `--help` need not wait.

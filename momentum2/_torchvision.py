@@ -1,8 +1,8 @@
 """torchvision, also beside a torch it was not compiled for: `from momentum2._torchvision import torchvision`.
 
 PyPI's Linux wheel of torchvision is a CUDA build. Next to a CPU-only torch its compiled operators cannot be
-loaded and `import torchvision` fails. Where torchvision loads, this module does nothing. Elsewhere it
-declares the operators the import asks for and supplies CPU `nms` and `roi_align` written in torch, so that
+loaded and `import torchvision` fails. Where torchvision loads, this module does nothing. Elsewhere `_importing`
+has it declare the operators the import asks for and supply CPU `nms` and `roi_align` written in torch, so that
 models, transforms and detectors work; the operators left out keep torchvision's own error message.
 """
 
@@ -111,7 +111,12 @@ def roi_align(
     return output.transpose(1, 2).reshape(len(rois), channels, pooled_height, pooled_width).to(input.dtype)
 
 
-def _declare() -> torch.library.Library:
+_library: torch.library.Library | None = None  # the operators live as long as this object
+
+
+def declare() -> None:
+    """Supply the operators without which torchvision cannot be imported."""
+    global _library
     library = torch.library.Library("torchvision", "FRAGMENT")
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -121,22 +126,25 @@ def _declare() -> torch.library.Library:
     )
     library.impl("nms", nms, "CPU")
     library.impl("roi_align", roi_align, "CompositeImplicitAutograd")
-    return library
+    _library = library
 
 
-try:
-    import torchvision
-except RuntimeError as error:
-    if "torchvision::nms" not in str(error):
-        raise
-    _library = _declare()  # its operators live as long as this object
-    import torchvision
+def allow() -> None:
+    """Let the two modules that ask whether the compiled operators are there go on with what is supplied.
 
-    # Two modules ask whether the compiled operators are there; only what they call is supplied above.
-    # (`torchvision.ops.roi_align` is the function, which hides the module of that name.)
-    sys.modules["torchvision.ops.boxes"]._assert_has_ops = lambda: None  # type: ignore[attr-defined]
-    _roi_align_module = sys.modules["torchvision.ops.roi_align"]
-    _roi_align_module._assert_has_ops = lambda: None  # type: ignore[attr-defined]
-    _roi_align_module._has_ops = lambda: True  # type: ignore[attr-defined]
+    (`torchvision.ops.roi_align` is the function, which hides the module of that name.)
+    """
+    for name in ("boxes", "roi_align"):
+        module = sys.modules[f"torchvision.ops.{name}"]
+        module._assert_has_ops = lambda: None  # type: ignore[attr-defined]
+    sys.modules["torchvision.ops.roi_align"]._has_ops = lambda: True  # type: ignore[attr-defined]
+
+
+def supplied() -> bool:
+    """Whether torchvision needs momentum2 here."""
+    return _library is not None
+
+
+import torchvision  # noqa: E402  (it may ask for what is above)
 
 __all__ = ["torchvision"]

@@ -96,7 +96,7 @@ def plan(
 
     _expect("config", config, Config, "a Config, such as recipe(...) gives")
     with guest():
-        return planned(config, images, processes, probe)
+        return [*planned(config, images, processes, probe), *_network(config, inspect(config))]
 
 
 def pretrain(
@@ -156,8 +156,8 @@ def pretrain(
             if start.file is not None and distributed.is_main():
                 _save(place / START, built, config, 0, start.record)
             built.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-            lines = describe(config, resolved, facts, start.record)
-            _say_plan([*lines, *describe_images(config, images)], resolved.steps, place)
+            lines = [*describe(config, resolved, facts, start.record), *describe_images(config, images)]
+            _say_plan([*lines, *_network(config, facts)], resolved.steps, place)
             score = online_knn(config, place, resolved.steps)
             job = make_job(config, resolved, built, images, place, device, score, start.record, order, seen)
             finished = fit(job, run)
@@ -173,6 +173,16 @@ def pretrain(
 
                 log.info(write_last_report(place))
     return Run(place, finished)
+
+
+def _network(config: Config, facts: Facts) -> list[tuple[str, str]]:
+    """Lines of a plan: why the network is small, and which tools can have it."""
+    from momentum2 import export
+
+    card = EncoderCard.of_run(config, facts.feature_dim, "student", 0)
+    small = card.backbone == "resnet10" or card.width < 1
+    why = [("network", "small, so that a CPU can train it")] if small else []
+    return [*why, ("exports", export.possible(card))]
 
 
 def _save(path: Path, method: Method, config: Config, step: int, start: Record | None) -> None:

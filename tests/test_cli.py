@@ -145,6 +145,42 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def test_a_root_without_a_name_never_means_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "annotations").mkdir()
+    command = ["detect", "--model", "fcos", "--data.root", str(tmp_path), "--init", "random"]
+    command += ["--out", str(tmp_path / "out")]
+    assert main(command) == 2
+    assert "has no annotations/instances_SPLIT.json" in capsys.readouterr().err
+    (tmp_path / "annotations" / "instances_val2017.json").touch()
+    assert main(command) == 2  # so it is COCO, whose training split is not there
+    assert "instances_train2017.json" in capsys.readouterr().err
+    assert main([*command, "--data.name", "shapes"]) == 2
+    assert "--data.root is for files" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_longer_run_is_refused_with_a_way(trained: Path, capsys: pytest.CaptureFixture[str]):
+    weights = trained / "encoder.safetensors"
+    config = ["--config", str(trained / "config.yaml")]
+    assert main(["pretrain", *config, "--train.steps=2", "--out", str(trained)]) == 2
+    assert f"to train longer, start another run with model.weights {weights}" in capsys.readouterr().err
+    assert main(["pretrain", *config, "--train.steps=2", "--train.seed=1", "--out", str(trained)]) == 2
+    assert "to train longer" not in capsys.readouterr().err
+
+
+def test_a_plan_says_why_a_network_is_small_and_who_can_have_it(capsys: pytest.CaptureFixture[str]):
+    assert main(["plan", "quickstart", "--images", "1000"]) == 0
+    small = capsys.readouterr().out
+    assert "network     small, so that a CPU can train it" in small
+    assert (
+        "exports     onnx; torchvision, timm, detectron2, huggingface with model.backbone resnet18, " in small
+    )
+    assert main(["plan", "imagenet-1node"]) == 0
+    usual = capsys.readouterr().out
+    assert "exports     torchvision, timm, detectron2, onnx, huggingface\n" in usual
+    assert "network" not in usual
+
+
 def test_what_a_command_is_about_may_come_last(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -23,6 +23,7 @@ GROUND = [
     "machine",
     "terminal",
     "_torchvision",
+    "_importing",
 ]
 PIECES = ["norms", "weights", "backbones", "heads", "teacher", "muon", "optim", "augment"]
 ROWS: list[list[str]] = [

@@ -439,7 +439,12 @@ def _detect_defaults(words: Words) -> "DetectConfig":
     from momentum2.detection.presets import DetectConfig, preset
 
     config = words.override(DetectConfig())
-    return preset(config.model, config.data.name)
+    name, root = config.data.name, config.data.root
+    if root is not None and "data.name" not in words.settings:
+        from momentum2.detection.data import kind_in
+
+        name = kind_in(root)
+    return preset(config.model, name)
 
 
 def detect(words: Words) -> int:

@@ -43,7 +43,7 @@ class CocoData:
         training: bool = False,
         masks: bool = False,
     ) -> None:
-        self.source, self.folder = annotations, images
+        self.name, self.source, self.folder = str(annotations), annotations, images
         content = _load(annotations)
         self._categories = sorted(content["categories"], key=lambda entry: int(entry["id"]))
         self.class_names = tuple(str(c["name"]) for c in self._categories)

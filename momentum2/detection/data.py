@@ -10,7 +10,7 @@ from torch import Tensor
 
 from momentum2.data import shapes
 from momentum2.detection.coco import CocoData
-from momentum2.detection.presets import DetectionDataConfig
+from momentum2.detection.presets import DetectionDataConfig, DetectionDataName
 from momentum2.detection.targets import Target, encode_masks
 from momentum2.errors import SettingError
 
@@ -20,6 +20,7 @@ _SHAPES_TRAIN, _SHAPES_TEST = 4000, 200  # images of shapes unless said otherwis
 class DetectionData(Protocol):
     """Images 0 to `len(image_ids) - 1`; each is a pure function of its number, read from any thread."""
 
+    name: str  # for people
     class_names: tuple[str, ...]
     category_ids: tuple[int, ...]  # of labels 0, 1, ...
     image_ids: tuple[int, ...]
@@ -52,7 +53,7 @@ class ShapesData:
     category_ids = tuple(range(1, len(shapes.CLASS_NAMES) + 1))
 
     def __init__(self, split: str, size: int, count: int) -> None:
-        self.split, self.size = split, size
+        self.name, self.split, self.size = f"shapes {split}", split, size
         self.image_ids = tuple(range(count))
 
     def image(self, i: int) -> Tensor:
@@ -104,10 +105,27 @@ class ShapesData:
         return shapes.annotations(np.array([i]), self.size, split=self.split)[0]
 
 
+def kind_in(root: str) -> DetectionDataName:
+    """Which files are in a folder: coco or lvis."""
+    found = sorted(file.name for file in Path(root, "annotations").glob("*.json"))
+    if any(name.startswith("instances_") for name in found):
+        return "coco"
+    if any(name.startswith("lvis_") for name in found):
+        return "lvis"
+    raise SettingError(
+        "data.root",
+        f"{root} has no annotations/instances_SPLIT.json (COCO) or annotations/lvis_SPLIT.json (LVIS).",
+    )
+
+
 def open_data(config: DetectionDataConfig, training: bool, seed: int, masks: bool = False) -> DetectionData:
     """The images to train on, or those to evaluate on; with `masks`, every object must have one."""
     split, count = (config.split, config.train_size) if training else (config.test_split, config.test_size)
     if config.name == "shapes":
+        if config.root is not None:
+            raise SettingError(
+                "data.root", "is for files, and shapes are drawn. Set data.name to coco or lvis."
+            )
         return ShapesData(
             split,
             config.scene_size or config.test_short_edge,

@@ -1,5 +1,6 @@
 """From settings to a run directory with a fine-tuned detector and its scores in it."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from momentum2.seeds import derive
 from momentum2.training.device import choose_device, keep_large_blocks
 from momentum2.training.job import Job
 from momentum2.training.loop import fit
+
+log = logging.getLogger("momentum2")
 
 
 def with_encoder(config: DetectConfig, run: str | None) -> tuple[DetectConfig, backbones.Encoder]:
@@ -82,6 +85,9 @@ def finetune(config: DetectConfig, run: str | None, out: Path, resume: Resume = 
         )
         if data.class_names != test.class_names:
             raise UserError("The training and test annotations list different classes. Use files that agree.")
+        if distributed.is_main():
+            sets = (f"{len(images.image_ids):,} images of {images.name}" for images in (data, test))
+            log.info("data  %s; evaluated on %s", *sets)
         card = make_card(config, data)
         detector = card.build(encoder).to(device)
         evaluation = Evaluation(detector, test, device, style(config.data))

@@ -66,6 +66,7 @@ class Evaluation:
 
     def _print(self, out: Path) -> None:
         say = logging.getLogger("momentum2").info
+        say(f"detection on {self.data.name}, {len(self.data.image_ids):,} images")
         for kind, scores in self.scores.items():
             numbers = ((n, v) for n, v in scores.items() if n != "per_class" and v is not None)
             say(f"{_NAMES[kind]}  " + "  ".join(f"{name} {100 * value:.2f}" for name, value in numbers))

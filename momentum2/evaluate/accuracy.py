@@ -40,7 +40,8 @@ def measure(scores: Tensor, labels: Tensor, class_names: Sequence[str], seed: in
         if (classes == c).any()
     }
     five = round(top5, 4) if len(class_names) > 5 else None
-    return Accuracy(round(top1, 4), five, round(low, 4), round(high, 4), per_class, len(labels))
+    chance = round(100 * float(np.bincount(classes).max()) / len(classes), 4)
+    return Accuracy(round(top1, 4), five, round(low, 4), round(high, 4), per_class, len(labels), chance)
 
 
 def bootstrap_interval(hits: "np.ndarray[tuple[int], np.dtype[np.bool_]]", seed: int) -> tuple[float, float]:
@@ -81,6 +82,8 @@ def report(result: Result, directory: Path) -> Result:
     say_result(result)
     write_result(path, result)
     log.info("Written to %s", path)
+    if verdict:  # last, so that it is what stays on the screen
+        log.info(verdict)
     return result
 
 
@@ -93,8 +96,8 @@ def say_result(result: Result) -> None:
         say(f"top-5  {a.top5:.2f}%")
     for floor, top1 in result.floors.items():
         say(f"floor  {top1:.2f}%  {floor}")
-    if result.verdict:
-        say(result.verdict)
+    if a.chance is not None:
+        say(f"chance {a.chance:.2f}%  always the most frequent class")
     if len(a.per_class) <= 20:
         say("class  " + ", ".join(f"{name} {value:.1f}" for name, value in a.per_class.items()))
     else:

@@ -44,6 +44,7 @@ def online_knn(config: Config, run: Path, steps: int) -> Score | None:
 
         knn_top1        percent of the test images that are classified correctly
         knn_interval    half of the 95% interval of that, from the number of test images
+        knn_tests       the number of test images
         knn_images      the number of neighbors to choose from
         chance          percent that always guessing the most frequent class would get
         floor_...       knn_top1 of what needs no training, with the same neighbors and at most 5,000 test images
@@ -121,8 +122,8 @@ def online_knn(config: Config, run: Path, steps: int) -> Score | None:
         else:
             bank, queries = (features(encoder, images, device) for images in (neighbors, test))
             top1 = accuracy(bank, queries, slice(None), device)
-        found = {"knn_top1": top1, "knn_interval": interval(top1, tests), "knn_images": len(neighbors)}
-        return {**found, "chance": chance, **beside}
+        found = {"knn_top1": top1, "knn_interval": interval(top1, tests), "knn_tests": tests}
+        return {**found, "knn_images": len(neighbors), "chance": chance, **beside}
 
     return score
 

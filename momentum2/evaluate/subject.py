@@ -149,6 +149,7 @@ class Subject:
     def labeled(self) -> Labeled:
         """Those, and those of `data.test_split`, with their labels."""
         data = self.options.data
+        _require_labels(self.images, "training")  # without them no division into splits would help
         return check_labels(self.images, open_dataset(data, data.test_split))
 
     def features(self, dataset: Dataset, encoder: Encoder | None = None) -> Features:
@@ -255,13 +256,20 @@ def _check_size(loaded: LoadedEncoder, size: int) -> None:
         ) from None
 
 
+def _require_labels(dataset: Dataset, what: str) -> None:
+    if len(dataset) == 0:
+        raise UserError(f"There are no {what} images. Choose a split that has some.")
+    if dataset.labels is None or dataset.class_names is None:
+        raise UserError(
+            f"The {what} images have no labels, which evaluation needs and embedding does not. Put each class in its "
+            "own folder."
+        )
+
+
 def check_labels(train: Dataset, test: Dataset) -> Labeled:
     """Both data sets, if a classifier can be trained on one and tested on the other."""
     for dataset, what in ((train, "training"), (test, "test")):
-        if len(dataset) == 0:
-            raise UserError(f"There are no {what} images. Choose a split that has some.")
-        if dataset.labels is None or dataset.class_names is None:
-            raise UserError(f"The {what} images have no labels. Put each class in its own folder.")
+        _require_labels(dataset, what)
     if train.class_names != test.class_names:
         raise UserError(
             f"The training images ({len(train.class_names or ())} classes) and the test images "

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, nn
 
+from momentum2 import _torchvision
 from momentum2.augment import render
 from momentum2.config import OWN, DataConfig, DataName, Network
 from momentum2.data import iterate, open_dataset
-from momentum2.errors import SettingError, called, hint
+from momentum2.errors import SettingError, UserError, called, hint
 from momentum2.export import detectron2, onnx, timm, torchvision
 from momentum2.export.model_card import model_card
 from momentum2.export.target import Target
@@ -25,6 +26,28 @@ FORMATS: dict[str, Target] = {
     "onnx": onnx.TARGET,
     "huggingface": timm.TARGET,  # the Hub's folders are timm's
 }
+
+
+def possible(card: EncoderCard) -> str:
+    """The formats that can have a network, and for one that was made small what would give it the others."""
+    if card.backbone == OWN:
+        return "onnx"
+    refused = []
+    for name, target in FORMATS.items():
+        try:
+            target.check(card)
+        except UserError:
+            refused.append(name)
+    told = ", ".join(name for name in FORMATS if name not in refused)
+    needed = {
+        "model.backbone resnet18": card.backbone == "resnet10",
+        "model.stem imagenet": card.stem != "imagenet",
+        "model.width 1": card.width != 1,
+    }
+    settings = [setting for setting, is_needed in needed.items() if is_needed]
+    if refused and settings:
+        told += f"; {', '.join(refused)} with {', '.join(settings)}"
+    return told
 
 
 def export(
@@ -48,7 +71,8 @@ def export(
         encoder: The network, where the run was started with a custom one.
 
     Returns:
-        The lines of Python that load what was written.
+        The lines of Python that load what was written; on this machine, so where torchvision needs momentum2 (a CPU
+        torch beside a CUDA torchvision), its import is the first of them.
     """
     if format not in FORMATS:
         raise SettingError("format", f"{format!r} does not exist. {hint(format, FORMATS)}")
@@ -58,9 +82,11 @@ def export(
     loaded = load_encoder(source, network, encoder=encoder)
     if loaded.card.backbone == OWN and format != "onnx":
         raise SettingError("format", f"{format} does not know custom networks. Choose onnx.")
+    target.check(loaded.card)
     if recalibrate is not None:
         recalibrate_norms(loaded.encoder, _views(Path(recalibrate), loaded.card))
     lines = target.lines(loaded, out)
+    needs_us = target.uses_torchvision and _torchvision.supplied()
     again = Path(recalibrate).name if recalibrate else None
     card = model_card(loaded.card, source, lines, license, again, target.loaded_by_timm)
     try:
@@ -73,7 +99,7 @@ def export(
         raise SettingError(
             "out", f"{out} cannot be written ({error.strerror}). Choose another folder."
         ) from None
-    return lines
+    return f"import momentum2  # torchvision needs it here\n{lines}" if needs_us else lines
 
 
 def _views(images: Path, card: EncoderCard, batch_size: int = 64) -> Iterator[Tensor]:

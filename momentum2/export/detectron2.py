@@ -275,12 +275,15 @@ if __name__ == "__main__":
 '''
 
 
-def write(loaded: LoadedEncoder, folder: Path) -> None:
-    card = loaded.card
+def check(card: EncoderCard) -> None:
     require_resnet(card, "detectron2")
     # Of bottlenecks it can be told the channels.
     kind = RESNETS.get(plain(card))
     require_usual(card, "detectron2", any_width=kind is not None and kind.bottleneck)
+
+
+def write(loaded: LoadedEncoder, folder: Path) -> None:
+    card = loaded.card
     state = {name: tensor.contiguous() for name, tensor in renamed(loaded.encoder.state_dict()).items()}
     # Tensors, not arrays: a pickle of NumPy 2's arrays cannot be read by NumPy 1.
     torch.save({"model": state, "__author__": "momentum2", "matching_heuristics": True}, folder / "model.pth")
@@ -304,4 +307,4 @@ def lines(loaded: LoadedEncoder, folder: Path) -> str:
     )
 
 
-TARGET = Target(write, lines)
+TARGET = Target(check, write, lines)

@@ -16,13 +16,15 @@ from momentum2.weights import RESNETS
 class Target(NamedTuple):
     """A tool that weights go to.
 
-    `write` puts the files into an empty folder, or raises a `UserError` that says why the tool cannot have
-    this network; `lines` are the three lines of Python that load them from there. `loaded_by_timm` folders are as the
-    Hugging Face Hub has them.
+    `check` raises a `UserError` that says why the tool cannot have a network; `write` puts the files into an empty
+    folder; `lines` are the three lines of Python that load them from there, which import torchvision if
+    `uses_torchvision`. `loaded_by_timm` folders are as the Hugging Face Hub has them.
     """
 
+    check: Callable[[EncoderCard], None]
     write: Callable[[LoadedEncoder, Path], None]
     lines: Callable[[LoadedEncoder, Path], str]
+    uses_torchvision: bool = False
     loaded_by_timm: bool = False
 
 

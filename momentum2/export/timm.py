@@ -7,7 +7,14 @@ from torch import nn
 
 from momentum2.backbones import TIMM, options_of, timm_networks
 from momentum2.export.target import Target, plain, preprocessing, require_resnet, require_usual
+from momentum2.runs.card import EncoderCard
 from momentum2.runs.encoder import LoadedEncoder, save_encoder
+
+
+def check(card: EncoderCard) -> None:
+    if not card.backbone.startswith(TIMM):
+        require_resnet(card, "timm")
+        require_usual(card, "timm")
 
 
 def write(loaded: LoadedEncoder, folder: Path) -> None:
@@ -45,8 +52,6 @@ def _timms(loaded: LoadedEncoder) -> nn.Module:
     timm, card = timm_networks.timm(), loaded.card
     if card.backbone.startswith(TIMM):
         return loaded.encoder
-    require_resnet(card, "timm")
-    require_usual(card, "timm")
     # Its ResNets have torchvision's names.
     model: nn.Module = timm.create_model(plain(card), num_classes=0, in_chans=card.channels)
     model.load_state_dict(loaded.encoder.state_dict())
@@ -61,4 +66,4 @@ def lines(loaded: LoadedEncoder, folder: Path) -> str:
     )
 
 
-TARGET = Target(write, lines, loaded_by_timm=True)
+TARGET = Target(check, write, lines, uses_torchvision=True, loaded_by_timm=True)

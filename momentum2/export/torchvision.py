@@ -8,14 +8,14 @@ from torch import nn
 from momentum2.backbones import TIMM
 from momentum2.errors import UserError
 from momentum2.export.target import Target, plain, require_usual, write_preprocessing
+from momentum2.runs.card import EncoderCard
 from momentum2.runs.encoder import LoadedEncoder, save_encoder
 
 #: Networks whose encoder is not just torchvision's network without its last part.
 _OTHERWISE = ("vgg", "googlenet", "inception")
 
 
-def write(loaded: LoadedEncoder, folder: Path) -> None:
-    card = loaded.card
+def check(card: EncoderCard) -> None:
     require_usual(card, "torchvision")
     if card.backbone.startswith(TIMM):
         raise UserError(f"torchvision does not have {card.backbone}. Export to timm or onnx.")
@@ -23,9 +23,12 @@ def write(loaded: LoadedEncoder, folder: Path) -> None:
         raise UserError(
             f"torchvision's {card.backbone} without its classifier gives other features. Export to onnx."
         )
+
+
+def write(loaded: LoadedEncoder, folder: Path) -> None:
     save_encoder(folder / "model.safetensors", loaded.encoder, loaded.card)
     torch.save(loaded.encoder.state_dict(), folder / "model.pth")
-    write_preprocessing(folder, card)
+    write_preprocessing(folder, loaded.card)
 
 
 def _head(loaded: LoadedEncoder) -> str:
@@ -44,4 +47,4 @@ def lines(loaded: LoadedEncoder, folder: Path) -> str:
     )
 
 
-TARGET = Target(write, lines)
+TARGET = Target(check, write, lines, uses_torchvision=True)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from momentum2.methods import METHODS
 from momentum2.report.curves import CURVES, HEALTH
@@ -91,48 +92,60 @@ def _progress(knn: Sequence[Mapping[str, float]]) -> str:
     if "floor_start" in last:
         start, began = last["floor_start"], "the weights that it started from"
     gain = last["knn_top1"] - start
-    within = math.hypot(first["knn_interval"], last["knn_interval"]) if "knn_interval" in last else 1.0
-    how = "It is learning" if gain > within else "It has not learned yet"
+    change = f"online kNN went from {start:.1f}% ({began}) to {last['knn_top1']:.1f}% ({gain:+.1f} points"
+    if "knn_interval" not in first or "knn_interval" not in last:  # a run of version 0.1
+        return f"{change[0].upper()}{change[1:]}). How many test images it had is not recorded."
+    within = math.hypot(first["knn_interval"], last["knn_interval"])
+    how = "It is learning" if gain > within else "No learning to be seen"
     if "floor_start" in last and gain < -within:
         how = "Adapting has made it worse"
-    return (
-        f"{how}: online kNN went from {start:.1f}% ({began}) to {last['knn_top1']:.1f}% ({gain:+.1f} points)."
-    )
+    return f"{how}: {change}, of which {within:.1f} may be chance)."
 
 
 def results_table(runs: Sequence[Snapshot]) -> str:
     """What online kNN and `evaluate` found, side by side, with the floors; empty if there is nothing."""
     rows: list[tuple[str, ...]] = []
 
-    def add(name: str, values: Sequence[str], floors: Sequence[Mapping[str, float]]) -> None:
+    def add(
+        name: str,
+        values: Sequence[str],
+        floors: Sequence[Mapping[str, float]],
+        measured: Sequence[Mapping[str, Any]],
+    ) -> None:
         rows.append((name, *values))
-        for floor in dict.fromkeys(floor for of_run in floors for floor in of_run):
-            found = (of_run.get(floor) for of_run in floors)
-            rows.append((f"  floor: {floor}", *(f"{v:.1f}%" if v is not None else "–" for v in found)))
+        below = {f"  floor: {floor}": floor for of_run in floors for floor in of_run}
+        beside = [[of_run.get(floor) for of_run in floors] for floor in below.values()]
+        chance = [found.get("chance") for found in measured]
+        for label, found in zip([*below, "  chance"], [*beside, chance], strict=True):
+            if any(v is not None for v in found):
+                rows.append((label, *(f"{v:.1f}%" if v is not None else "–" for v in found)))
 
     online = [last_knn(run.records) for run in runs]
     if any(floors_in(record) for record in online):
-        add("online kNN", [_online(record) for record in online], [floors_in(record) for record in online])
+        add("online kNN", [_online(record) for record in online], [floors_in(r) for r in online], online)
     for name in dict.fromkeys(name for run in runs for name in run.results):
         results = [run.results.get(name) for run in runs]
-        add(name, [_accuracy(result) for result in results], [r["floors"] if r else {} for r in results])
+        floors = [result["floors"] if result else {} for result in results]
+        accuracies = [result["accuracy"] if result else {} for result in results]
+        add(name, [_accuracy(result) for result in results], floors, accuracies)
     return table(("top-1", *(run.name for run in runs)), rows, "Results and floors") if rows else ""
 
 
 def _online(record: Mapping[str, float]) -> str:
-    """An online kNN with its interval and number of neighbors, as far as the run has noted them."""
+    """An online kNN with its interval and numbers of images, as far as the run has noted them."""
     if not record:
         return "–"
     within = f" ± {record['knn_interval']:.1f}" if "knn_interval" in record else ""
+    tests = f" on {record['knn_tests']:,.0f} images" if "knn_tests" in record else ""
     images = f", {record['knn_images']:,.0f} neighbors" if "knn_images" in record else ""
-    return f"{record['knn_top1']:.1f}%{within}{images}"
+    return f"{record['knn_top1']:.1f}%{within}{tests}{images}"
 
 
 def _accuracy(result: dict[str, dict[str, float]] | None) -> str:
     if result is None:
         return "–"
     a = result["accuracy"]
-    return f"{a['top1']:.1f}% ({a['low']:.1f} to {a['high']:.1f})"
+    return f"{a['top1']:.1f}% ({a['low']:.1f} to {a['high']:.1f}) on {a['images']:,} images"
 
 
 def values_table(runs: Sequence[Snapshot]) -> str:

@@ -204,8 +204,18 @@ def check_config(out: Path, config: RunConfig, idle: frozenset[str] = frozenset(
     if differing:
         raise UserError(
             f"{out} was started with different settings ({'; '.join(differing)}). Use the original ones, or choose "
-            "another run directory."
+            f"another run directory.{_longer(out, now, differing)}"
         )
+
+
+def _longer(out: Path, now: Mapping[str, object], differing: list[str]) -> str:
+    """How to train on, if the length of a pretraining is all that differs."""
+    if now.get("method.freeze_encoder") is not False:  # linear evaluation, or a detector
+        return ""
+    if not all(change.startswith(("train.steps ", "train.epochs ")) for change in differing):
+        return ""
+    ready = "start" if (out / ENCODER).exists() else "let it finish and start"
+    return f" Its schedules end with it: to train longer, {ready} another run with model.weights {out / ENCODER}."
 
 
 def devices_of(out: Path) -> int | None:

@@ -36,6 +36,7 @@ class Accuracy:
         high: Upper end of it.
         per_class: top1 of each class that has test images.
         images: Number of test images.
+        chance: What always guessing the most frequent class would get; None in results of earlier versions.
     """
 
     top1: float
@@ -44,6 +45,7 @@ class Accuracy:
     high: float
     per_class: dict[str, float]
     images: int
+    chance: float | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ def below_floors(top1: float, floors: Mapping[str, float]) -> str:
     above = sorted(((value, name) for name, value in floors.items() if value > top1), reverse=True)
     if not above:
         return ""
-    named = " and ".join(f"{name} ({value:.1f}%)" for value, name in above)
+    *first, last = (f"{name} ({value:.1f}%)" for value, name in above)
+    named = f"{', '.join(first)} and {last}" if first else last
     return f"At {top1:.1f}% it is below {named}, which need no training."
 
 

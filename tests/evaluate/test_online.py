@@ -42,7 +42,7 @@ def test_the_first_encoder_is_scored(encoder: nn.Module, shapes: DataConfig, tmp
     encoder.train()
     first = score({"teacher": encoder, "student": Oracle()}, 5)
     floors = ["floor_random", "floor_pixels", "floor_patches"]
-    assert list(first) == ["knn_top1", "knn_interval", "knn_images", "chance", *floors]
+    assert list(first) == ["knn_top1", "knn_interval", "knn_tests", "knn_images", "chance", *floors]
     assert 0 < first["knn_top1"] < 100
     tests = len(open_dataset(shapes, "test"))
     share = first["knn_top1"] / 100

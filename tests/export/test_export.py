@@ -70,7 +70,7 @@ def test_the_model_card_tells_what_is_known(run: Path, tmp_path: Path):
         (run / "results.json").unlink()
     text = (tmp_path / "out" / "MODEL_CARD.md").read_text()
     assert text.startswith("---\nlicense: apache-2.0\n")
-    assert f"```python\n{lines}```" in text
+    assert f"```python\n{chr(10).join(lines.splitlines()[-3:])}\n```" in text
     assert "| training data | 64 images (shapes) at 64 px |" in text
     assert "| origin | teacher of byol after 2 steps |" in text
     assert "512 pooled features" in text
