@@ -151,13 +151,20 @@ def project(x: Tensor, how: Map) -> tuple[NDArray[np.float64], str]:
     return (places - low) / np.maximum(high - low, 1e-12), words
 
 
+def check_map(how: Map) -> None:
+    """Refuse a map that needs a package which is not there."""
+    if how == "tsne":
+        try:
+            import openTSNE  # noqa: F401
+        except ImportError:
+            raise SettingError(
+                "map", "tsne needs openTSNE. Run pip install 'momentum2[tsne]', or use pca."
+            ) from None
+
+
 def _tsne(components: NDArray[np.float64]) -> NDArray[np.float64]:
-    try:
-        from openTSNE import TSNE
-    except ImportError:
-        raise SettingError(
-            "map", "tsne needs openTSNE. Run pip install 'momentum2[tsne]', or use pca."
-        ) from None
+    from openTSNE import TSNE
+
     return np.asarray(TSNE(perplexity=min(30, (len(components) - 1) / 3), random_state=0).fit(components))
 
 

@@ -96,7 +96,7 @@ function drawPanel(panel, axis, range, withAlarms) {
   const toX = (x) => LEFT + (x - range[0]) / (range[1] - range[0]) * (WIDTH - LEFT - RIGHT);
   const toY = (y) => TOP + (high - y) / (high - low) * (HEIGHT - TOP - BOTTOM);
   const figure = element("figure", "panel"), caption = element("figcaption");
-  caption.append(element("strong", "", panel.title), " " + panel.hint);
+  caption.append(element("strong", "", panel.title), " expected: " + panel.hint);
   const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": panel.title });
   const frame = svg("clipPath", { id: clip });
   frame.append(svg("rect", { x: LEFT, y: 0, width: WIDTH - LEFT - RIGHT, height: HEIGHT - BOTTOM }));

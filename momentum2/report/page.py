@@ -14,7 +14,7 @@ from momentum2.files import asked_for, write_whole
 from momentum2.report import details, summary
 from momentum2.report.curves import CURVES, HEALTH, alarms, series
 from momentum2.report.html import escape, note, script_json
-from momentum2.report.learned import Learned, ReportOptions, look, queries
+from momentum2.report.learned import Learned, ReportOptions, check_map, look, queries
 from momentum2.report.sprites import COLUMNS
 from momentum2.runs.handle import Snapshot, read_runs
 from momentum2.runs.names import REPORT
@@ -35,6 +35,7 @@ def write_report(runs: Sequence[Path], out: Path | None = None, options: ReportO
     """
     options = options or ReportOptions()
     check(options)
+    check_map(options.map)
     opened = read_runs([Path(run) for run in runs])
     if not opened:
         raise UserError("No run given. Pass a run directory.")

@@ -13,7 +13,16 @@ from sklearn.metrics import confusion_matrix
 from momentum2.config import DataConfig
 from momentum2.errors import UserError
 from momentum2.evaluate.knn import knn_scores
-from momentum2.report.learned import ReportOptions, confusion, look, nearest, project, queries, vote
+from momentum2.report.learned import (
+    ReportOptions,
+    check_map,
+    confusion,
+    look,
+    nearest,
+    project,
+    queries,
+    vote,
+)
 from momentum2.runs.handle import read_run
 
 x = F.normalize(torch.randn(1100, 12, generator=torch.Generator().manual_seed(0)), dim=1)
@@ -71,7 +80,8 @@ def test_tsne_keeps_groups_together():
 def test_tsne_that_is_not_installed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "openTSNE", None)
     with pytest.raises(UserError, match=r"momentum2\[tsne\]"):
-        project(x[:10], "tsne")
+        check_map("tsne")
+    check_map("pca")
 
 
 def test_a_run_looks_at_its_test_images(run: Path):
