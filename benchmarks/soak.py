@@ -291,10 +291,10 @@ _PRETRAIN: dict[str, object] = {
 _START = _words("pretrain quickstart", _PRETRAIN | {"out": "start", "train.steps": 2})
 _LINEAR: dict[str, object] = {
     "data.name": "shapes",
-    "data.train_size": 32,
+    "data.train_size": 96,  # some of every class
     "data.image_size": 16,
     "data.cache_dir": "cache",
-    "epochs": 6,
+    "epochs": 2,
     "batch_size": 8,
     "floors": "false",
     "threads": 1,

@@ -26,7 +26,8 @@ def contrast(q: Tensor, z: Tensor, own: list[Tensor], temperature: float) -> Ten
     Args:
         q: N×d, the student's outputs of one view.
         z: N×d, the teacher's of another view, without gradient.
-        own: N×d each, the student's of all V views, through which gradient flows: they push each other apart.
+        own: N×d each, the student's of all V views. No gradient flows through them: two outputs would push each other
+            away twice, while each is pulled to its z once, and that pull would be too weak.
         temperature: Of the softmax.
     """
     n = len(q)
@@ -34,7 +35,7 @@ def contrast(q: Tensor, z: Tensor, own: list[Tensor], temperature: float) -> Ten
     q, *others = (F.normalize(x.float(), dim=1) for x in (q, z, *own))
     with without_autocast(q.device):  # it would round similarities to bf16
         # N×(1+V)×M, M = N × processes
-        logits = torch.stack([q @ distributed.gather(x).T for x in others], dim=1) / temperature
+        logits = torch.stack([q @ distributed.gather(x.detach()).T for x in others], dim=1) / temperature
     itself = torch.zeros_like(logits, dtype=torch.bool)
     itself[torch.arange(n, device=q.device), 1:, image] = True  # the student's outputs of the same image
     return F.cross_entropy(logits.masked_fill(itself, -torch.inf).flatten(1), image)

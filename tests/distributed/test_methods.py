@@ -39,7 +39,7 @@ def test_repulsion_is_from_the_images_of_all_processes(results):
     terms = []
     for i in range(8):
         near = [own[0][i] @ z[j] / 0.5 for j in range(8)]
-        away = [own[0][i] @ x[j] / 0.5 for x in own for j in range(8) if j != i]
+        away = [own[0][i] @ x[j].detach() / 0.5 for x in own for j in range(8) if j != i]
         terms.append(torch.stack([*near, *away]).logsumexp(0) - near[i])
     loss = torch.stack(terms).mean()
     loss.backward()
