@@ -85,7 +85,9 @@ def test_several_runs_show_how_they_differ(run: Path, tmp_path: Path):
     row = '<tr><th scope="row">optim.lr</th><td>0.05</td><td>0.07</td></tr>'
     assert row in text
     assert text.count('<th scope="row">optim.') == 1  # nothing else differs
-    assert '<th scope="row">knn | x | teacher</th><td>–</td><td>71.2% (70.0 to 72.5) on 10 images</td>' in text
+    assert (
+        '<th scope="row">knn | x | teacher</th><td>–</td><td>71.2% (70.0 to 72.5) on 10 images</td>' in text
+    )
     assert "knn on x: 41.2 points above the best floor" in text
     sprites = re.search(r'id="sprites">(.*?)</script>', text)
     assert sprites is not None
