@@ -96,8 +96,8 @@ def quickstart() -> Recipe:
         ),
         summary=f"A Momentum² teacher on the embedded shapes: minutes on a laptop; {_DEPARTS}, ResNet-10",
         command="momentum2 pretrain quickstart --out runs/quickstart",
-        expect="measured: kNN 76.2% and 78.8%, seeds 0 and 1 (untrained 24.8%, raw pixels 40.5%, whitened patches 59.5%), "
-        "about 4 minutes of two cores",
+        expect="measured: kNN 76.2% and 78.8%, seeds 0 and 1 (untrained 24.8%, raw pixels 40.5%, whitened patches "
+        "59.5%), about 4 minutes of two cores",
     )
 
 
