@@ -30,7 +30,7 @@ class Case:
     history: str = "local"
     accumulate: int = 1
     steps: int = 10
-    backbone: str = "resnet10"
+    backbone: str = "resnet18"
 
     def __str__(self) -> str:
         """What is not as usual, such as `byol-local-momentum-alpha=0.5`."""
@@ -73,8 +73,8 @@ class Case:
                 devices=DEVICES,
                 precision="fp32",
                 seed=SEED,
-                checkpoint_every=4,
-                keep=3,  # all: after 4, 8 and 12 steps
+                checkpoint_every=7,
+                keep=3,  # all: after 7, 14 and 20 steps
                 device="cpu",
                 threads=1,
             ),

@@ -27,12 +27,12 @@ CASES = [
 
 
 def views(n: int, seed: int) -> list[Tensor]:
-    """Two views of n images that differ in brightness and contrast, so that the devices do, (n, 3, 12, 12) each."""
+    """Two views of n images that differ in brightness and contrast, so that the devices do, (n, 3, 16, 16) each."""
     generator = torch.Generator().manual_seed(seed)
     made = []
     for _ in range(2):
         light, contrast = torch.randn(2, n, 3, 1, 1, generator=generator, dtype=torch.float64)
-        pixels = torch.randn(n, 3, 12, 12, generator=generator, dtype=torch.float64)
+        pixels = torch.randn(n, 3, 16, 16, generator=generator, dtype=torch.float64)
         made.append(light + (0.5 * contrast).exp() * pixels)
     return made
 

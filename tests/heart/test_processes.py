@@ -28,7 +28,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
     start(warm_python, 4, root / "4")
     keep_until(ORACLES, root / "4", root / CHANGED)
     start(warm_python, 1, root / "1", root / CHANGED)
-    keep_until(2 * ORACLES, root / CHANGED, root / CHANGED)
+    keep_until(14, root / CHANGED, root / CHANGED)
     start(warm_python, 2, root / "2", root / CHANGED)
     return root
 
