@@ -790,6 +790,7 @@ def markdown(found: dict[str, Any], runs: Sequence[dict[str, Any]], picture: str
     data, when = runs[0]["data"], sorted({r["date"] for r in runs})
     speeds = [mean(r["gemm"]) for r in runs]
     machine = runs[0]["machine"]
+    tuned = any(r["seed"] == TUNING_SEED for r in runs)
     lines = [
         "# A race in CPU seconds",
         "",
@@ -804,6 +805,7 @@ def markdown(found: dict[str, Any], runs: Sequence[dict[str, Any]], picture: str
         "of that mean by Student's t. Budgets are CPU seconds of training; every schedule runs on the share of the "
         "budget that is spent. How the clock works, what is counted and how a row is tuned is said at the top of "
         "[`benchmarks/race.py`](../benchmarks/race.py). Rows that lose stay in.",
+        *([] if tuned else ["", "`tune` was not run: every row of table B has the middle one of its rates."]),
         "",
         f"![kNN accuracy against CPU seconds]({picture})",
         "",
