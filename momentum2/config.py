@@ -259,8 +259,8 @@ class TrainConfig:
         accumulate: Micro-batches per optimizer step.
         devices: Number of devices of the algorithm, each with its own BN statistics and history. They run on any
             number of processes that divides it. auto is the number of processes at the first start, and is kept.
-        precision: auto is bf16 if the device supports it, fp16 on older GPUs with tensor cores, else fp32. tf32 rounds
-            the inputs of products on recent GPUs; fp32 does not.
+        precision: auto is bf16 on GPUs that have it, fp16 on older GPUs with tensor cores, else fp32. tf32 rounds the
+            inputs of products on recent GPUs; fp32 does not.
         compile: Compile the networks with torch.compile.
         seed: Seed of every random draw.
         checkpoint_every: Steps between checkpoints.

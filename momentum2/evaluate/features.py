@@ -17,7 +17,7 @@ from momentum2.errors import SettingError
 from momentum2.machine import memory
 from momentum2.seeds import derive
 from momentum2.terminal import progress
-from momentum2.training.device import autocast_dtype
+from momentum2.training.device import computing_in
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,13 @@ def extract(
     batches = np.array_split(np.arange(len(dataset)), range(batch_size, len(dataset), batch_size))
     ours = np.concatenate([np.empty(0, np.int64), *batches[rank::world]])
     read = iterate(dataset, spec, batch_size, indices=ours, device=device, workers=workers)
-    dtype = autocast_dtype(precision, device)
-    autocast = torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None)
     features, kept, n = torch.empty(len(dataset), encoder.feature_dim), list[Tensor](), 0
     with evaluating(encoder), progress("Computing features", len(dataset), "images") as advance:
         for _ in range(0, len(batches), world):
             batch = next(read, None)  # none where others have the last batches
             x, indices = torch.empty(0, encoder.feature_dim, device=device), torch.empty(0, dtype=torch.int64)
             if batch is not None and len(batch):
-                with autocast:
+                with computing_in(precision, device):
                     x = encoder(_view(batch, spec)).float()
                 indices = batch.indices
             x = distributed.gather(x, even=False)

@@ -56,7 +56,7 @@ class SubjectOptions:
         stem: Stem of a state dict from elsewhere.
         width: Width of a state dict from elsewhere.
         feature_batch: Images per batch when only features are computed.
-        precision: auto is bf16 if the device supports it, else fp32.
+        precision: auto is bf16 or fp16 on GPUs that have it, else fp32.
         device: auto, cpu, cuda, cuda:1, mps.
         threads: CPU threads per process (default: torch's); it affects the last bits of the results.
         seed: Seed of every random choice.

@@ -4,11 +4,13 @@ import ctypes
 import os
 import resource
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from momentum2.config import Precision
 from momentum2.errors import SettingError
@@ -58,15 +60,54 @@ def resolve_precision(precision: Precision, device: torch.device) -> Precision:
     if device.type == "cuda":
         volta = torch.cuda.get_device_capability(device) >= (7, 0)
         return "bf16" if ampere else "fp16" if volta else "fp32"
-    fast = device.type == "cpu" and (
-        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    )
-    return "bf16" if fast else "fp32"
+    return "fp32"  # on CPUs bf16 is faster or slower, from one kind to the next
 
 
 def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
     """What autocast computes in, or None where it is off."""
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(resolve_precision(precision, device))
+
+
+@contextmanager
+def computing_in(precision: Precision, device: torch.device, cache: bool = True) -> Iterator[None]:
+    """A block that computes in the precision.
+
+    Args:
+        precision: As in `train.precision`.
+        device: Where it computes.
+        cache: Keep rounded weights until the block ends; they would be shared with other threads.
+    """
+    dtype = autocast_dtype(precision, device)
+    whole = _WholeKernels() if dtype is not None and device.type == "cpu" else nullcontext()
+    with whole, torch.autocast(device.type, dtype, enabled=dtype is not None, cache_enabled=cache):
+        yield
+
+
+class _WholeKernels(TorchFunctionMode):
+    """Convolutions in fp32 on maps that are smaller than their kernel or stride.
+
+    In bf16 and fp16 oneDNN leaves parts of the kernel's gradient unset where the stride passes over the whole map (seen
+    in torch 2.13): what was in that memory before, NaN too, would be added to the weights.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function in (torch.conv1d, torch.conv2d, torch.conv3d) and _passes_over(*args, **kwargs):
+            args = [x.float() if isinstance(x, Tensor) else x for x in args]
+            kwargs = {name: x.float() if isinstance(x, Tensor) else x for name, x in kwargs.items()}
+            with torch.autocast("cpu", enabled=False):
+                return function(*args, **kwargs)
+        return function(*args, **kwargs)
+
+
+def _passes_over(
+    input: Tensor, weight: Tensor, bias: object = None, stride: Any = 1, *_: object, **__: object
+) -> bool:
+    """Whether the map of a convolution is smaller than its kernel or stride."""
+    strides = (stride,) * (input.ndim - 2) if isinstance(stride, int) else stride
+    return any(n < max(k, s) for n, k, s in zip(input.shape[2:], weight.shape[2:], strides, strict=False))
 
 
 def choose_algorithms(precision: Precision, deterministic: bool, device: torch.device) -> None:

@@ -18,7 +18,7 @@ from momentum2.methods.method import place_of_student
 from momentum2.optim import set_lr
 from momentum2.seeds import derive
 from momentum2.training.by_view import ByView, Threads
-from momentum2.training.device import autocast_dtype
+from momentum2.training.device import autocast_dtype, computing_in
 
 #: What a checkpoint keeps of fp16's loss scale, and torch's names for it.
 SCALER = {"scale": "scale", "growth": "_growth_tracker"}
@@ -62,16 +62,15 @@ class Stepper:
         self.frozen, self.held = frozen, list(place[1].parameters()) if place and frozen else []
         self.largest_norm = optim.clip_norm
         self.parameters = [p for p in method.parameters() if p.requires_grad]
-        dtype = autocast_dtype(train.precision, device)
-        cast = partial(torch.autocast, device.type, dtype or torch.bfloat16, enabled=dtype is not None)
-        self.autocast = cast()
-        self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+        self.autocast = partial(computing_in, train.precision, device)
+        fp16 = autocast_dtype(train.precision, device) == torch.float16
+        self.scaler = torch.amp.GradScaler(device.type, enabled=fp16)
         self.by_view: ByView | None = None
         self.threads = threads or Threads(torch.get_num_threads(), by_view=False)
         torch.set_num_threads(self.threads.each)
         if self.threads.by_view:
             assert isinstance(method, ViewByView)
-            self.by_view = ByView(method, self.threads, partial(cast, cache_enabled=False))
+            self.by_view = ByView(method, self.threads, partial(self.autocast, cache=False))
         # Buffers stay with their process: whose statistics count is the method's business.
         self.parallel: DistributedDataParallel | None = None
         model: nn.Module = method
@@ -126,7 +125,7 @@ class Stepper:
             else:
                 last = i == count - 1
                 with self.parallel.no_sync() if self.parallel and not last else nullcontext():
-                    with self.autocast:
+                    with self.autocast():
                         output = self.model(*inputs(i))
                     self.scaler.scale(output.loss / count).backward()
             self.method.keep(output)

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from momentum2.config import Config, MethodConfig, ModelConfig, TrainConfig
+from momentum2.config import Config, MethodConfig, ModelConfig, Precision, TrainConfig
 from momentum2.errors import SettingError, UserError
 from momentum2.methods import Method
 from momentum2.optim import build_optimizer
 from momentum2.training.build import build_method, with_precision
-from momentum2.training.device import autocast_dtype, choose_device, resolve_precision
+from momentum2.training.device import autocast_dtype, choose_device, computing_in, resolve_precision
 from momentum2.training.plan import resolve
 from momentum2.training.step import Stepper
 
@@ -155,3 +155,38 @@ def test_the_scale_goes_into_the_checkpoint_and_comes_back():
     assert {name: t.item() for name, t in other.state().items()} == {"scaler/scale": 64.0, "scaler/growth": 3}
     with pytest.raises(UserError, match=r"step 3 has no loss scale, which fp16 needs"):
         other.load({}, 3)
+
+
+def test_auto_is_fp32_on_every_cpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    assert resolve_precision("auto", CPU) == "fp32"
+    assert with_precision(Config(), {"precision": "bf16"}, CPU).train.precision == "bf16"  # begun like that
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride"), [(1, 3, 2), (1, 7, 2), (2, 3, 4), (3, 7, 4), (2, 3, 2)]
+)
+def test_a_stride_over_the_whole_map_leaves_no_gradient_unset(
+    precision: Precision, size: int, kernel: int, stride: int
+):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(32, 32, kernel, stride, kernel // 2).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x = torch.randn(4, 32, size, size).to(memory_format=torch.channels_last)
+    conv(x).sum().backward()
+    exact, conv.weight.grad = conv.weight.grad.clone(), None
+    for _ in range(3):
+        for dtype in (torch.float32, torch.bfloat16):  # what is not written to shows what was there before
+            poison = [torch.full((conv.weight.numel(),), torch.nan, dtype=dtype) for _ in range(8)]
+            del poison
+        with computing_in(precision, CPU):
+            conv(x).float().sum().backward()
+        torch.testing.assert_close(conv.weight.grad, exact, rtol=0.02, atol=0.02 * float(exact.abs().max()))
+        conv.weight.grad = None
+
+
+def test_maps_of_the_usual_sizes_are_computed_in_bf16():
+    conv = nn.Conv2d(8, 8, 3, 2, 1)
+    with computing_in("bf16", CPU):
+        assert conv(torch.randn(2, 8, 8, 8)).dtype == torch.bfloat16
+    assert conv(torch.randn(2, 8, 8, 8)).dtype == torch.float32
