@@ -3,12 +3,14 @@
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from momentum2.config import Count
 from momentum2.errors import SettingError, UserError, hint
 from momentum2.machine import allowed_cores
 from momentum2.reproduce.rows import Scale, Table
 from momentum2.reproduce.runner import Work
+from momentum2.reproduce.scales import REPULSION, SMALL_BATCH, size_flags
 from momentum2.reproduce.tables import TABLES
 
 
@@ -21,6 +23,8 @@ class ReproduceOptions:
         rows: Only these rows: names separated by commas.
         seeds: Seeds separated by commas (default: 0; cifar: 0,1).
         epochs: Length of the shortest pretraining (default: the scale's).
+        loss: paper, or repulsion in the batch without a predictor, which learns faster (not for scale paper).
+        samples: Samples per device, in the scale's batch of 64 (default: 4; not for scale paper).
         out: Folder of the runs and tables (default: runs/reproduce/SCALE).
         data: The images to pretrain on; smoke needs none.
         detection_data: COCO or LVIS, for the tables about them.
@@ -33,6 +37,8 @@ class ReproduceOptions:
     rows: str | None = None
     seeds: str | None = None
     epochs: Count | None = None
+    loss: Literal["paper", "repulsion"] = "paper"
+    samples: Count | None = None
     out: str | None = None
     data: str | None = None
     detection_data: str | None = None
@@ -60,7 +66,7 @@ def find_work(name: str, options: ReproduceOptions) -> Work:
         raise SettingError(
             "launcher", f"{options.launcher} is not a command ({str(error).lower()})."
         ) from None
-    table = TABLES[name](options.scale, options.epochs)
+    table = _varied(TABLES[name](options.scale, options.epochs), options)
     keys = _keys(table, options.rows)
     if not options.dry_run:
         _check_lists(table, keys)
@@ -82,6 +88,33 @@ def find_work(name: str, options: ReproduceOptions) -> Work:
         launcher=options.launcher,
         processes=0 if paper else 2,
     )
+
+
+def _varied(table: Table, options: ReproduceOptions) -> Table:
+    """The table with another loss, or another number of samples per device."""
+    changes: dict[str, object] = {}
+    words = []
+    if options.loss == "repulsion":
+        if others := sorted({row.pretraining.method for row in table.rows} - {"byol"}):
+            raise SettingError(
+                "loss", f"repulsion is for tables of BYOL; {table.name} has {' and '.join(others)}."
+            )
+        changes |= REPULSION
+        words.append("repulsion")
+    if options.samples is not None:
+        if any("train.devices" in row.pretraining.changes for row in table.rows):
+            raise SettingError("samples", f"is what the rows of {table.name} differ in. Leave it out.")
+        if SMALL_BATCH % options.samples:
+            raise SettingError(
+                "samples", f"must divide the batch of {SMALL_BATCH}, and {options.samples} does not."
+            )
+        changes |= size_flags(SMALL_BATCH, options.samples)
+        words.append(f"{options.samples}-samples")
+    if words and options.scale == "paper":
+        raise SettingError(
+            "loss" if options.loss != "paper" else "samples", "is for the scales smoke and cifar."
+        )
+    return table.varied(changes, tuple(words))
 
 
 def jobs_of(options: ReproduceOptions) -> int:

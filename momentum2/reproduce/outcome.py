@@ -3,7 +3,7 @@
 import platform
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from momentum2 import __version__
 from momentum2.files import read_json
 from momentum2.reproduce.rows import Row, Table, duration
+from momentum2.reproduce.verdicts import judge
 from momentum2.runs.metrics import read_metrics
 from momentum2.runs.names import METRICS, RESULTS
 from momentum2.runs.results import RANDOM, read_results
@@ -132,6 +133,7 @@ def collect(
             {"row": row.key, "label": row.label, "paper": dict(row.paper), "note": row.note}
             for row in table.cited
         ],
+        "verdicts": _verdicts(table, rows),
         "floors": _floors(out, table),
         "environment": {
             "momentum2": __version__,
@@ -140,6 +142,31 @@ def collect(
             "machine": platform.machine(),
         },
     }
+
+
+def _verdicts(table: Table, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is known of each claim: the paper's effect, and a verdict by each accuracy that both rows have."""
+    by_key = {row["row"]: row for row in rows}
+    found = []
+    for claim in table.claims:
+        better, other = by_key[claim.better], by_key[claim.other]
+        first, second = ({s["seed"]: s["numbers"] for s in row["seeds"]} for row in (better, other))
+        entry: dict[str, Any] = {**asdict(claim), "paper": _effect(better["paper"], other["paper"])}
+        for column in ("top-1", "kNN"):
+            pairs = [
+                first[seed][column] - second[seed][column]
+                for seed in sorted(first.keys() & second.keys())
+                if column in first[seed] and column in second[seed]
+            ]
+            if pairs:
+                entry[column] = asdict(judge(pairs, claim.margin))
+        found.append(entry)
+    return found
+
+
+def _effect(better: dict[str, float], other: dict[str, float]) -> float | None:
+    known = "top-1" in better and "top-1" in other
+    return round(better["top-1"] - other["top-1"], 2) if known else None
 
 
 def _seeds(runs: Path) -> list[int]:
@@ -191,7 +218,34 @@ def markdown(found: dict[str, Any]) -> str:
         lines.append([f"*{name}*", *cells, *[""] * (len(head) - 1 - len(cells))])
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     below = "".join(f"\n{_mark(i)} {note}\n" for i, note in enumerate(notes))
-    return f"## {found['title']}\n\n{found['question']} Scale: {found['scale']}, {_length(found)}.\n\n{text}\n{below}"
+    head_line = f"## {found['title']}\n\n{found['question']} Scale: {found['scale']}, {_length(found)}."
+    return f"{head_line}\n\n{text}\n{below}{verdict_table(found['verdicts'])}"
+
+
+def verdict_table(verdicts: list[dict[str, Any]]) -> str:
+    """The claims that something is known of: effects in points with their 95% intervals, seed by seed."""
+    lines = [
+        ["claim", "paper", "linear", "verdict", "kNN", "verdict", "seeds", "visible"],
+        ["---", *["---:", "---:", "---"] * 2, "---:"],
+    ]
+    for verdict in verdicts:
+        known = [verdict.get(column) for column in ("top-1", "kNN")]
+        if not any(known):
+            continue
+        cells = [verdict["words"], "–" if verdict["paper"] is None else f"{verdict['paper']:+.1f}"]
+        for v in known:
+            spread = "" if v is None or v["interval"] is None else f" ± {v['interval']:.1f}"
+            cells += ["–", "–"] if v is None else [f"{v['effect']:+.1f}{spread}", v["word"]]
+        last = next(v for v in reversed(known) if v)
+        cells += [str(last["seeds"]), "–" if last["visible"] is None else f"{last['visible']:.1f}"]
+        lines.append(cells)
+    if len(lines) == 2:
+        return ""
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return (
+        f"\n{text}\n\nEffects are points of top-1: the mean over seeds with its 95% interval. *Visible* is the "
+        "smallest effect by kNN that so many seeds find four times in five.\n"
+    )
 
 
 def _mark(place: int) -> str:

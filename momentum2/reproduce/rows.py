@@ -1,13 +1,14 @@
 """What a table of the paper is made of: rows, each with its commands and the paper's numbers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, cast
 
 from momentum2.config import Network
 from momentum2.evaluate.protocols import ProtocolName
 from momentum2.recipes import find
+from momentum2.reproduce.verdicts import Claim
 
 Scale = Literal["smoke", "cifar", "paper"]
 Flags = Mapping[str, object]  # overrides, by the names of the config's fields
@@ -55,6 +56,12 @@ class Pretraining:
         """Its length."""
         flags = {**self.common, **self.changes}
         return cast(int, flags.get("train.epochs", find(self.recipe).config.train.epochs))
+
+    @property
+    def method(self) -> str:
+        """The name of its method."""
+        flags = {**self.common, **self.changes}
+        return str(flags.get("method.name", find(self.recipe).config.method.name))
 
     def run(self, out: Path, seed: int) -> Path:
         """Its run directory."""
@@ -177,6 +184,8 @@ class Table:
         columns: The columns of numbers, the headline first.
         epochs: Length of the (shortest) pretraining, if it is not the scale's own.
         cited: Its lines that are only printed, under the others.
+        claims: What the paper says about its rows.
+        variant: How all its runs differ from the scale's own, in words for file names.
     """
 
     name: str
@@ -187,11 +196,24 @@ class Table:
     columns: tuple[str, ...] = ("top-1", "kNN", "seconds")
     epochs: int | None = None
     cited: tuple[Cited, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    variant: tuple[str, ...] = ()
 
     @property
     def stem(self) -> str:
         """The name of its files."""
-        return self.name if self.epochs is None else f"{self.name}-{self.epochs}-epochs"
+        length = () if self.epochs is None else (f"{self.epochs}-epochs",)
+        return "-".join((self.name, *length, *self.variant))
+
+    def varied(self, changes: Flags, words: tuple[str, ...]) -> "Table":
+        """The same table with other settings in all its runs; what makes a row what it is stays."""
+
+        def vary(run: Pretraining) -> Pretraining:
+            new = {name: value for name, value in changes.items() if run.common.get(name) != value}
+            return replace(run, changes={**new, **run.changes})
+
+        rows = tuple(replace(row, pretraining=vary(row.pretraining)) for row in self.rows)
+        return replace(self, rows=rows, variant=words)
 
 
 def duration(epochs: int) -> str:

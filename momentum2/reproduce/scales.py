@@ -60,10 +60,13 @@ def norms(student: str, teacher: str) -> Flags:
     return {"method.student_norm": student, "method.teacher_norm": teacher}
 
 
+SMALL_BATCH = 64
+#: The loss that learns in minutes, with the paper's teacher.
+REPULSION: Flags = {"method.repulsion": "batch", "method.predictor": False, "method.temperature": 0.1}
 #: One network and one set of views for all rows of the small scales, each row on one core.
 _SMALL: Flags = {
     "method.student_norm": "local",
-    "method.reference_batch": 64,
+    "method.reference_batch": SMALL_BATCH,
     "optim.lr": 0.1,
     "optim.warmup_epochs": 0.1,
     "train.device": "cpu",
@@ -81,12 +84,12 @@ def base(scale: Scale, paper_recipe: str, epochs: int | None = None) -> Base:
         train = find(paper_recipe).config.train
         samples = train.batch_size // cast(int, train.devices)
         return Base(scale, paper_recipe, {}, train.batch_size, samples, epochs or train.epochs)
-    flags = {**_SMALL, **size_flags(64, 4)}
+    flags = {**_SMALL, **size_flags(SMALL_BATCH, 4)}
     if scale == "smoke":
         flags |= {"train.epochs": 1, "data.train_size": 1280, "eval_data.train_size": 1000}
-        return Base(scale, "quickstart-paper", flags, 64, 4, epochs or 1)
+        return Base(scale, "quickstart-paper", flags, SMALL_BATCH, 4, epochs or 1)
     flags |= {"train.epochs": 20, "monitor.knn_every": 2, "monitor.log_every": 20}
-    return Base(scale, "cifar10-cpu-paper", flags, 64, 4, epochs or 20)
+    return Base(scale, "cifar10-cpu-paper", flags, SMALL_BATCH, 4, epochs or 20)
 
 
 #: How the small scales run methods that the paper takes from elsewhere. MoCo's teacher must hardly move while a key

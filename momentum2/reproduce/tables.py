@@ -6,6 +6,7 @@ from momentum2.evaluate.protocols import ProtocolName
 from momentum2.reproduce.rows import Cited, Flags, Row, Scale, Table, duration
 from momentum2.reproduce.scales import SMALL_MOCO, SMALL_SIMSIAM, Base, base, linear, norms, semi, size_flags
 from momentum2.reproduce.transfer import coco, lvis
+from momentum2.reproduce.verdicts import Claim
 
 #: The columns of tables in which the paper has top-5 as well.
 _WITH_TOP5 = ("top-1", "top-5", "kNN", "seconds")
@@ -50,12 +51,28 @@ def bn_statistics(scale: Scale, epochs: int | None = None) -> Table:
         _row(b, f"{s}-{t}", f"student {names[s]}, teacher {names[t]}", norms(s, t), *numbers)
         for (s, t), numbers in published.items()
     ]
+    claims = [
+        Claim("A Momentum BN teacher is better than a BN teacher", "local-momentum", "local-local"),
+        Claim(
+            "Momentum BN in the teacher is as good as synced BN in both",
+            "local-momentum",
+            "synced-synced",
+            1.0,
+        ),
+        Claim("Synced BN in both is better than BN in both", "synced-synced", "local-local"),
+        Claim("The teacher's statistics count more than the student's", "local-synced", "synced-local"),
+        Claim("With a Momentum BN teacher the student may have BN", "local-momentum", "synced-momentum", 1.0),
+    ]
+    if b.small:  # the paper does not know it
+        rows.append(_row(b, "local-ema", "student BN, teacher EMAN", norms("local", "ema")))
+        claims.append(Claim("Momentum BN is better than EMAN", "local-momentum", "local-ema"))
     return Table(
         "bn-statistics",
         scale,
         "Table 1: BN statistics in student and teacher",
         "Is it the teacher's statistics that need many samples, and does Momentum BN give them without?",
         tuple(rows),
+        claims=tuple(claims),
     )
 
 
@@ -136,6 +153,7 @@ def moco(scale: Scale, epochs: int | None = None) -> Table:
             ),
         ),
         _WITH_TOP5,
+        claims=(Claim("In MoCo, Momentum BN is better than shuffling BN", "momentum", "shuffle"),),
     )
 
 
@@ -163,6 +181,11 @@ def bn_batch_size(scale: Scale, epochs: int | None = None) -> Table:
         (
             *(byol_row(n, top1) for n, top1 in byol.items()),
             *(m2_row(n, top1) for n, top1 in ours.items()),
+        ),
+        claims=tuple(
+            Claim(f"With {n} samples per BN, Momentum² Teacher is better than BYOL", f"m2-{n}", f"byol-{n}")
+            for n in ours
+            if n in byol
         ),
     )
 
@@ -235,6 +258,11 @@ def alpha(scale: Scale, epochs: int | None = None) -> Table:
             for a, (top1, top5) in published.items()
         ),
         _WITH_TOP5,
+        claims=tuple(
+            Claim(f"α from 1 to 0 is better than α = {a}", "alpha-cosine", f"alpha-{a}")
+            for a in published
+            if a != "cosine"
+        ),
     )
 
 
@@ -258,6 +286,11 @@ def alpha_base(scale: Scale, epochs: int | None = None) -> Table:
             for a, (top1, top5) in published.items()
         ),
         _WITH_TOP5,
+        claims=tuple(
+            Claim(f"α from 1 is better than from {a:g}", "alpha-base-1", f"alpha-base-{a:g}")
+            for a in published
+            if a != 1
+        ),
     )
 
 

@@ -182,6 +182,30 @@ def test_dry_run_prints_commands_and_makes_nothing(tmp_path: Path, capsys):
     assert not out.exists()
 
 
+def test_another_loss_and_other_samples_are_runs_of_their_own(tmp_path: Path, capsys):
+    def lines(*words: str) -> list[str]:
+        command = [
+            "reproduce",
+            "bn-statistics",
+            "--rows",
+            "local-local",
+            "--dry-run",
+            "--out",
+            str(tmp_path),
+            *words,
+        ]
+        assert main(command) == 0
+        return [line for line in capsys.readouterr().out.splitlines() if " pretrain " in line]
+
+    (plain,), (fast,), (two,) = lines(), lines("--loss", "repulsion"), lines("--samples", "2")
+    assert lines("--samples", "4") == [plain]  # the scale's own
+    assert "repulsion" not in plain
+    assert "--method.repulsion batch --method.predictor false" in fast
+    assert "--train.devices 16" in fast
+    assert "--train.devices 32" in two
+    assert len({line.split(" --out ")[1] for line in (plain, fast, two)}) == 3
+
+
 def test_detectors_at_the_papers_scale_come_with_their_commands_on_detectron2(tmp_path: Path, capsys):
     out = tmp_path / "out"
     for table, rows in (("coco", 8 * 5), ("lvis", 4)):
@@ -227,6 +251,13 @@ def test_detectors_at_the_papers_scale_come_with_their_commands_on_detectron2(tm
         (["alpha", "--scale", "paper", "--data", "."], "--launcher is required"),
         (["alpha", "--data", "."], "--data is not for scale smoke"),
         (["alpha", "--epochs", "0"], "--epochs must be at least 1"),
+        (["moco", "--loss", "repulsion"], "--loss repulsion is for tables of BYOL; moco has moco"),
+        (["alpha", "--samples", "3"], "--samples must divide the batch of 64"),
+        (["bn-batch-size", "--samples", "8"], "--samples is what the rows of bn-batch-size differ in"),
+        (
+            ["alpha", "--scale", "paper", "--samples", "8", "--dry-run"],
+            "--samples is for the scales smoke and cifar",
+        ),
         (["alpha", "--out", "/dev/null/x"], "cannot be created"),
         (["alpha", "--launcher", "srun 'start"], "no closing quotation"),
         (["alpha", "--launcher", "no-such-program"], "--launcher needs a program called no-such-program"),

@@ -6,7 +6,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from momentum2.reproduce import TABLES
+from momentum2.reproduce import TABLES, Scale
 from momentum2.reproduce.outcome import collect, markdown, plot, read_outcome
 from momentum2.reproduce.runner import Work, write_table
 
@@ -207,3 +207,46 @@ def test_a_table_without_results_does_not_ask_for_an_extra(tmp_path: Path):
     work = Work(TABLE, tuple(row.key for row in TABLE.rows), tmp_path, (0,), "CIFAR", None, None, 2)
     assert "pip install" not in write_table(work)
     assert not (tmp_path / "bn-statistics.png").exists()
+
+
+def test_verdicts_pair_the_rows_by_seed(tmp_path: Path):
+    table = TABLES["bn-statistics"]("cifar")
+    accuracy = {  # by seed
+        "local-momentum": {0: (50.0, 44.0), 1: (51.0, 45.0), 2: (53.0, 47.0), 3: (60.0, 60.0)},
+        "local-local": {0: (48.0, 44.5), 1: (48.0, 44.5), 2: (51.0, 47.5)},
+    }
+    for row in table.rows:
+        for seed, (top1, knn) in accuracy.get(row.key, {}).items():
+            run = row.pretraining.run(tmp_path, seed)
+            run.mkdir(parents=True)
+            entry = {
+                "evaluation": "linear cached",
+                "data": "cifar test",
+                "network": "teacher",
+                "accuracy": {"top1": top1, "top5": 90.0, **REST},
+                "settings": {"seed": seed},
+                "floors": {},
+            }
+            (run / "results.json").write_text(json.dumps({"ours": entry}))
+            (run / "metrics.jsonl").write_text(json.dumps({"step": 9, "knn_top1": knn}) + "\n")
+    verdicts = collect(table, tmp_path, None, lambda row, seed: [])["verdicts"]
+    known = [v for v in verdicts if "top-1" in v]
+    assert [(v["better"], v["other"]) for v in known] == [("local-momentum", "local-local")]
+    (verdict,) = known
+    assert verdict["paper"] == pytest.approx(88.18 - 84.16)
+    assert verdict["top-1"]["seeds"] == 3  # the fourth has no partner
+    assert verdict["top-1"]["effect"] == pytest.approx(mean([2, 3, 2]))
+    assert verdict["top-1"]["interval"] == pytest.approx(4.303 * stdev([2, 3, 2]) / 3**0.5)
+    assert (verdict["top-1"]["word"], verdict["kNN"]["word"]) == ("shown", "bounded")
+    text = markdown(collect(table, tmp_path, None, lambda row, seed: []))
+    assert "| A Momentum BN teacher is better than a BN teacher | +4.0 | +2.3 ± 1.4 | shown | -0.2 ±" in text
+
+
+@pytest.mark.parametrize("name", list(TABLES))
+@pytest.mark.parametrize("scale", ["smoke", "cifar", "paper"])
+def test_claims_are_about_rows_of_their_table(name: str, scale: Scale):
+    table = TABLES[name](scale)
+    keys = {row.key for row in table.rows}
+    for claim in table.claims:
+        assert {claim.better, claim.other} <= keys
+        assert claim.better != claim.other

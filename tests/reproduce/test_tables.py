@@ -65,7 +65,7 @@ def test_no_two_detectors_share_a_directory():
         assert len({row.detector(Path("out"), 0) for row in rows}) == len(rows)
 
 
-def test_table_1_is_six_combinations_of_norms():
+def test_table_1_is_six_combinations_of_norms_and_its_rival():
     rows = TABLES["bn-statistics"]("cifar").rows
     norms = [(c.method.student_norm, c.method.teacher_norm) for c in (config_of(r.pretraining) for r in rows)]
     assert norms == [
@@ -75,7 +75,9 @@ def test_table_1_is_six_combinations_of_norms():
         ("local", "local"),
         ("local", "momentum"),
         ("synced", "momentum"),
+        ("local", "ema"),
     ]
+    assert len(TABLES["bn-statistics"]("paper").rows) == 6
     same = [asdict(config_of(r.pretraining)) for r in rows]
     for settings in same:
         del settings["method"]["student_norm"], settings["method"]["teacher_norm"]
