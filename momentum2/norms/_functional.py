@@ -95,13 +95,15 @@ def _forward(
 ) -> Tensor:
     compiling, kind, n = torch.compiler.is_compiling(), x.device.type, _count(x, devices)
     dtype = _statistics_dtype(x)
-    weight = None if weight is None else weight.to(dtype)
-    bias = None if bias is None else bias.to(dtype)
+    if weight is not None and weight.dtype != dtype:
+        weight = weight.to(dtype)
+    if bias is not None and bias.dtype != dtype:
+        bias = bias.to(dtype)
     if ((devices == 1 and kind == "cpu") or kernels_for(x, devices)) and not compiling:
         mean, var = statistics(*_kernel_statistics(x, devices), n)
         parts = [
             F.batch_norm(chunk, mean[i], var[i], weight, bias, False, 0.0, eps)
-            for i, chunk in enumerate(x.chunk(devices))
+            for i, chunk in enumerate(x.chunk(devices) if devices > 1 else (x,))
         ]
         return parts[0] if devices == 1 else torch.cat(parts)
 
@@ -134,11 +136,13 @@ def kernels_for(x: Tensor, devices: int) -> bool:
 
 def _kernel_statistics(x: Tensor, devices: int) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of each device's samples, (devices, c), by torch's kernel for batch norm."""
-    scratch = x.new_empty(2, x.shape[1], dtype=_statistics_dtype(x))  # updated for nothing; it sets the dtype
+    scratch: tuple[Tensor | None, ...] = (None, None)
+    if x.dtype != _statistics_dtype(x):  # updated for nothing; it sets the dtype
+        scratch = x.new_empty(2, x.shape[1], dtype=_statistics_dtype(x)).unbind()
     if devices == 1:
-        mean, var = torch.ops.aten.batch_norm_update_stats(x, scratch[0], scratch[1], 0.0)
+        mean, var = torch.ops.aten.batch_norm_update_stats(x, *scratch, 0.0)
         return mean[None], var[None]
-    found = [torch.ops.aten.batch_norm_update_stats(c, scratch[0], scratch[1], 0.0) for c in x.chunk(devices)]
+    found = [torch.ops.aten.batch_norm_update_stats(c, *scratch, 0.0) for c in x.chunk(devices)]
     return torch.stack([mean for mean, _ in found]), torch.stack([var for _, var in found])
 
 
