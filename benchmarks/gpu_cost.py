@@ -28,11 +28,12 @@ CASES: dict[str, tuple[MethodConfig, int, int | None, str]] = {
     "synced, 8 processes": (MethodConfig(student_norm="synced", teacher_norm="synced"), 8, None, "plain"),
     "moco, 8 processes": (MethodConfig("moco", teacher_norm="local"), 8, None, "moco, 8 processes"),
     "moco shuffle, 8 processes": (MethodConfig("moco", teacher_norm="shuffle"), 8, None, "moco, 8 processes"),
+    "moco, 32 processes": (MethodConfig("moco", teacher_norm="local"), 32, None, "moco, 32 processes"),
     "moco shuffle, 32 processes": (
         MethodConfig("moco", teacher_norm="shuffle"),
         32,
         None,
-        "moco, 8 processes",
+        "moco, 32 processes",
     ),
 }
 

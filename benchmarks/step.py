@@ -7,7 +7,7 @@ of them alike; the table gives medians and ratios. A step takes two views of a b
 optimizer, teacher), with the augmentation left out because `benchmarks/augment.py` measures that; peak memory is that
 of a process with one candidate alone. The candidates:
 
-    momentum2   our method as `pretrain` runs it (channels_last, bf16 where the CPU has it)
+    momentum2   our method as `pretrain` runs it with one thread (channels_last; --precision bf16 for bf16)
     lightly     lightly's BYOL building blocks wired as in its documented example: fp32, NCHW, its heads and loss
     authors     the paper's method in plain fp32 NCHW with Momentum BN operation by operation, as in the released code
     limit       only the convolutions and matrix products of our step, forward and backward, one by one
@@ -30,14 +30,14 @@ import torch
 import torch.nn.functional as F
 from norms import AuthorsFormula
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
 from momentum2 import backbones
-from momentum2.config import Config, ModelConfig, TrainConfig
+from momentum2.config import Config, ModelConfig, Precision, TrainConfig
 from momentum2.optim import build_optimizer
 from momentum2.training.build import build_method
 from momentum2.training.device import autocast_dtype, keep_large_blocks
 from momentum2.training.plan import resolve
+from momentum2.training.step import Stepper
 
 Step = Callable[[], None]
 
@@ -49,22 +49,16 @@ CASES = {
 
 
 def ours(model: ModelConfig, views: list[Tensor], bf16: bool) -> tuple[Step, nn.Module]:
-    config = Config(model=model, train=TrainConfig(batch_size=len(views[0])))
+    precision: Precision = "bf16" if bf16 else "fp32"
+    config = Config(model=model, train=TrainConfig(batch_size=len(views[0]), precision=precision))
     plan = resolve(replace(config, train=replace(config.train, steps=1000)), 10_000)
     method = build_method(config, plan, 0).to(memory_format=torch.channels_last).train()
     optimizer = build_optimizer(method.named_parameters(), config.optim, 0.05)
-    parameters = [p for p in method.parameters() if p.requires_grad]
+    take_step = Stepper(method, optimizer, config.train, config.optim, torch.device("cpu"))
     views = [v.to(memory_format=torch.channels_last) for v in views]
 
     def step() -> None:
-        method.before_step(0)
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            loss = method(views, None).loss
-        loss.backward()
-        get_total_norm([p.grad for p in parameters])  # the loop logs the norm of the gradient
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        method.after_step(0)
+        take_step(0, 0.05, lambda i: (views, None))
 
     return step, method
 
