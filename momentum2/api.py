@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from momentum2 import distributed
-from momentum2.backbones import Facts
+from momentum2.backbones import Facts, listed
 from momentum2.config import OWN, Config, DataConfig, Network, ObjectsConfig, Resume, Tracker
 from momentum2.data import Dataset, open_dataset
 from momentum2.data.fingerprint import Fingerprint, difference, fingerprint
@@ -24,7 +24,7 @@ from momentum2.data.sampler import chosen_order
 from momentum2.data.sequence import as_dataset
 from momentum2.data.statistics import Statistics, channels_of, measure
 from momentum2.distributed.together import broadcast_bytes, joined, raise_together
-from momentum2.errors import SettingError, UserError
+from momentum2.errors import SettingError, Stopped, UserError
 from momentum2.evaluate import embed as features_file
 from momentum2.evaluate import knn, linear, semi
 from momentum2.evaluate.accuracy import report as keep_result
@@ -64,16 +64,14 @@ from momentum2.training.start import Record, starting_weights
 
 if TYPE_CHECKING:
     from momentum2.detection.presets import DetectConfig
+    from momentum2.recipes import Recipe
     from momentum2.report.learned import ReportOptions
+    from momentum2.reproduce.command import ReproduceOptions
 
 log = logging.getLogger("momentum2")
 
 #: A run directory, one of its checkpoints, an `encoder.safetensors` or another file of weights.
 Source = str | os.PathLike[str]
-
-
-class Stopped(Exception):
-    """A signal ended the training; everything is saved, and the same call resumes it."""
 
 
 def recipe(name: str, overrides: Mapping[str, object] | None = None) -> Config:
@@ -125,7 +123,7 @@ def pretrain(
     _expect("config", config, Config, "a Config, such as recipe(...) gives")
     _expect("encoder", encoder, nn.Module | None, "an nn.Module")
     if method is not None and not (isinstance(method, type) and issubclass(method, Method)):
-        raise UserError(f"method is a subclass of Method, not {method!r}.")
+        raise UserError(f"method must be a subclass of Method, not {method!r}.")
     place, images = Path(out), None if dataset is None else as_dataset(dataset)
     if images is not None:
         images.max_bad_fraction, images.reading = config.data.max_bad_fraction, reading_of(config.data)
@@ -195,7 +193,7 @@ def _save(path: Path, method: Method, config: Config, step: int, start: Record |
 def _expect(name: str, given: object, kind: Any, words: str) -> None:
     """Raise a `UserError` for an argument of another kind, which a type checker would have named."""
     if not isinstance(given, kind):
-        raise UserError(f"{name} is {words}, not {given!r}.")
+        raise UserError(f"{name} must be {words}, not {given!r}.")
 
 
 def _with_objects(
@@ -226,8 +224,8 @@ def _with_objects(
 def _check_gradients(encoder: Facts) -> None:
     if distributed.world_size() > 1 and encoder.unused:
         raise UserError(
-            f"{encoder.architecture.backbone} has parameters without gradient, for which several processes would wait "
-            f"forever: {', '.join(encoder.unused[:5])}. Set their requires_grad to False."
+            f"{encoder.architecture.backbone} has parameters that get no gradient, so several processes would wait for "
+            f"them forever: {', '.join(encoder.unused[:5])}. Set their requires_grad to False."
         )
 
 
@@ -252,7 +250,7 @@ def _problem(
     why = difference(before["fingerprint"], seen, images.names) if "fingerprint" in before else None
     if why is not None:
         return UserError(
-            f"{out} was started with other images: {why}. Use the same images, or choose another run directory."
+            f"{out} was started with different images: {why}. Use the same images, or choose another run directory."
         )
     if kind.needs_labels and images.labels is None:
         return UserError(f"{kind.__name__} needs labels. Put each class in its own folder.")
@@ -488,10 +486,88 @@ def detect(
     config: "DetectConfig", out: Source, source: Source | None = None, *, resume: Resume = "auto"
 ) -> bool:
     """Fine-tune a detector on the encoder of `source` and evaluate it; False where a signal stopped it."""
-    from momentum2.detection.finetune import finetune
+    with _needing_detection(), guest():
+        from momentum2.detection.finetune import finetune
 
-    with guest():
         return finetune(config, None if source is None else os.fspath(source), Path(out), resume)
+
+
+def evaluate_detector(
+    run: Source, *, overrides: Mapping[str, object] | None = None, out: Source | None = None
+) -> dict[str, Any]:
+    """Scores of the fine-tuned detector in `run`, for boxes (`bbox`) and, where it has them, masks (`segm`).
+
+    Args:
+        run: The run directory of `detect`.
+        overrides: Other settings than in training, such as `data.root`; those that cannot change are refused.
+        out: Where the results go (default: the folder evaluation in the run).
+    """
+    with _needing_detection(), guest():
+        from momentum2.detection.use import evaluate
+
+        return evaluate(Path(run), flatten(overrides or {}), None if out is None else Path(out))
+
+
+def detect_images(
+    run: Source, images: Source, *, overrides: Mapping[str, object] | None = None, out: Source | None = None
+) -> Path:
+    """Run the fine-tuned detector in `run` on a folder of images; returns the folder of detections and drawings."""
+    with _needing_detection(), guest():
+        from momentum2.detection.use import detect_in
+
+        place = None if out is None else Path(out)
+        return detect_in(Path(run), Path(images), flatten(overrides or {}), place)
+
+
+def reproduce_table(name: str, options: "ReproduceOptions | None" = None) -> str:
+    """Run what is not finished yet of a table of the paper; returns it, beside the paper's numbers, as Markdown.
+
+    With `options.dry_run`, returns the commands instead. `Stopped` is raised where a signal ended it.
+    """
+    from momentum2.reproduce.command import ReproduceOptions, find_work, jobs_of
+    from momentum2.reproduce.runner import commands, reproduce, write_table
+
+    options = options or ReproduceOptions()
+    check_settings(options)
+    work = find_work(name, options)
+    if options.dry_run:
+        return "\n".join(commands(work))
+    try:
+        text = reproduce(work, jobs_of(options))
+    except Stopped:
+        write_table(work)
+        raise
+    log.info("Written to %s.md, .json and .png.", work.out / work.table.stem)
+    return text
+
+
+def watch(run: Source, port: int = 8010) -> None:
+    """Serve a live page about a run on 127.0.0.1 until Ctrl-C; port 0 picks a free one."""
+    from momentum2.report.watch import watch as serve
+
+    serve(Path(run), port)
+
+
+def list_recipes() -> dict[str, "Recipe"]:
+    """The named recipes: their configs, and what they are."""
+    from momentum2.recipes import RECIPES
+
+    return {name: build() for name, build in RECIPES.items()}
+
+
+def list_backbones(pattern: str | None = None) -> list[str]:
+    """The names of the networks that can be pretrained, or of those that match a pattern such as `timm/vit_tiny*`."""
+    return listed(pattern)
+
+
+@contextmanager
+def _needing_detection() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("faster_coco_eval"):
+            raise
+        raise UserError("Detection needs its extra. Run pip install 'momentum2[detection]'.") from None
 
 
 @contextmanager

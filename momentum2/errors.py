@@ -67,6 +67,10 @@ class SaidElsewhere(UserError):
     """A `UserError` that several processes raise and another one of them prints."""
 
 
+class Stopped(Exception):
+    """A signal ended the work; everything is saved, and the same call resumes it."""
+
+
 class ProcessLost(Exception):
     """Another process of the run has died. The command line prints the message and exits with code 1."""
 

@@ -86,7 +86,7 @@ def _count(name: str, value: object) -> int:
 
 
 def inexact(old: Mapping[str, object], world: int, first: bool) -> str | None:
-    """Why a run of an earlier version cannot be resumed as it began, in words; None if it can.
+    """Why a run of an earlier version cannot be resumed exactly, in words; None if it can.
 
     Args:
         old: Its settings in its own words.

@@ -160,7 +160,7 @@ def _matched(
         wrong = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
         raise UserError(
             "The student is not the network that the teacher was made from. These parameters are missing, new or of "
-            f"another shape: {', '.join(wrong)}."
+            f"a different shape: {', '.join(wrong)}."
         )
     return list(mine.values()), [others[name] for name in mine]
 

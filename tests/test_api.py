@@ -3,9 +3,11 @@
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import momentum2 as m2
+from momentum2.cli import main
+from momentum2.cli.commands import COMMANDS
 from momentum2.evaluate.subject import SubjectOptions
+from momentum2.reproduce import runner
+from momentum2.reproduce.command import ReproduceOptions
+from momentum2.settings import flatten
 
 ROOT = Path(__file__).parents[1]
 TINY = {
@@ -117,9 +124,91 @@ def test_arguments_of_another_kind_are_one_sentence(tmp_path: Path, config: m2.C
         lambda: m2.plan("quickstart"),  # type: ignore[arg-type]
         lambda: m2.recipe("quickstart", ["a"]),  # type: ignore[arg-type]
     ):
-        with pytest.raises(m2.UserError, match=r" is .*, not "):
+        with pytest.raises(m2.UserError, match=r" must be .*, not "):
             call()
     assert not (tmp_path / "run").exists()
+
+
+def test_every_command_is_a_function():
+    functions = {
+        "recipes": m2.list_recipes,
+        "backbones": m2.list_backbones,
+        "plan": m2.plan,
+        "views": m2.views,
+        "stats": m2.stats,
+        "pretrain": m2.pretrain,
+        "evaluate knn": m2.evaluate_knn,
+        "evaluate linear": m2.evaluate_linear,
+        "evaluate semi": m2.evaluate_semi,
+        "detect": m2.detect,
+        "detect --eval-only": m2.evaluate_detector,
+        "detect --images": m2.detect_images,
+        "embed": m2.embed,
+        "search": m2.search,
+        "select": m2.select,
+        "runs": m2.compare_runs,
+        "report": m2.write_report,
+        "watch": m2.watch,
+        "reproduce": m2.reproduce_table,
+        "export": m2.export_encoder,
+        "log": m2.log_run,
+        "doctor": m2.doctor,
+    }
+    assert {name.partition(" --")[0] for name in functions} == set(COMMANDS)
+    assert {function.__name__ for function in functions.values()} <= set(m2.__all__)
+
+
+def test_recipes_and_backbones_are_listed():
+    recipes = m2.list_recipes()
+    assert recipes["quickstart"].config == m2.recipe("quickstart")
+    assert all(recipe.summary and recipe.expect for recipe in recipes.values())
+    assert m2.list_backbones("torchvision/resnet*") == [
+        name for name in m2.list_backbones() if name.startswith("torchvision/resnet")
+    ]
+
+
+def test_a_table_is_reproduced_from_python_in_any_thread(tmp_path: Path, capfd, caplog):
+    """The signals of the host are its own, and so is its terminal. One that is stopped is `Stopped`."""
+    options = ReproduceOptions(rows="local-momentum", out=str(tmp_path / "tables"), jobs=1)
+    printed = m2.reproduce_table("alpha", replace(options, rows=None, dry_run=True))
+    assert printed.splitlines()[0].startswith("momentum2 pretrain ")
+    assert not (tmp_path / "tables").exists()
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    ended: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            m2.reproduce_table("bn-statistics", replace(options, rows="nosuchrow"))
+        except m2.UserError as error:
+            ended.append(error)
+        with runner._stop_on_signals() as children:
+            children.stop()
+            try:
+                children.run([sys.executable, "-c", ""], tmp_path / "log")
+            except m2.Stopped as error:
+                ended.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert [type(error) for error in ended] == [m2.SettingError, m2.Stopped]
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert capfd.readouterr().out == ""
+
+
+def test_there_are_four_calls_from_the_command_line_to_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    chain: list[str] = []
+
+    def fit(job: object, run: object) -> bool:
+        chain.extend(frame.name for frame in traceback.extract_stack() if "momentum2/" in frame.filename)
+        return False
+
+    monkeypatch.setattr("momentum2.api.fit", fit)
+    flags = [f"--{name}={value}" for name, value in flatten(TINY).items()]
+    assert main(["pretrain", "quickstart", *flags, "--out", str(tmp_path / "run")]) == os.EX_TEMPFAIL
+    assert chain == ["main", "_run", "pretrain", "pretrain"]  # and these call one another, and the loop: four
 
 
 def test_every_public_name_exists():
@@ -373,8 +462,6 @@ def test_a_class_from_a_console_works_or_one_sentence_says_why_not(
 
 
 def test_a_run_started_from_python_is_not_restarted_by_a_command(tmp_path: Path, config: m2.Config, capsys):
-    from momentum2.cli import main
-
     run = m2.pretrain(config, tmp_path / "run", encoder=Small())
     assert main(["pretrain", "--config", str(run.path / "config.yaml"), "--out", str(run.path)]) == 2
     assert "can only be passed from Python" in capsys.readouterr().err

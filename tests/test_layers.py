@@ -4,6 +4,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import momentum2
@@ -112,11 +113,12 @@ def test_files_are_renamed_in_one_place():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute):
                 where = f"{path.relative_to(PACKAGE)}:{node.lineno}"
+                owner = getattr(node.value, "id", "")
                 assert node.attr not in ("rename", "renames"), where
-                assert not (node.attr == "replace" and getattr(node.value, "id", "") == "os"), where
-                assert not (
-                    node.attr == "replace" and getattr(node.value, "id", "") in ("path", "temporary")
-                ), where
+                assert (owner, node.attr) not in (("os", "replace"), ("shutil", "move")), where
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "replace":
+                # That of a text has two arguments, that of a path one.
+                assert len(node.args) + len(node.keywords) != 1, f"{path.relative_to(PACKAGE)}:{node.lineno}"
 
 
 #: Inside a folder that is whole or not there, whose name nobody can guess.
@@ -143,6 +145,39 @@ def test_no_module_has_the_name_of_another():
     names = Counter(path.stem for _, path in modules() if path.stem not in ("__init__", "__main__"))
     twice = {name for name, count in names.items() if count > 1}
     assert not twice
+
+
+def test_no_class_has_the_name_of_another():
+    names = Counter(
+        node.name
+        for _, path in modules()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert not {name for name, count in names.items() if count > 1}
+
+
+def test_the_modules_of_a_room_have_an_order_too():
+    """No module imports itself by way of others, not even inside functions."""
+    named = {
+        ".".join(["momentum2", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(
+            ".__init__"
+        ): path
+        for _, path in modules()
+    }
+    graph: dict[str, set[str]] = {}
+    for name, path in named.items():
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                below = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= {one if one in named else node.module for one in below}
+        graph[name] = found & set(named) - {name}
+    assert len(graph) > 150
+    assert sum(map(len, graph.values())) > 500
+    TopologicalSorter(graph).prepare()  # raises CycleError
 
 
 def test_no_relative_imports():

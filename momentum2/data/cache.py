@@ -222,5 +222,6 @@ def _distrust(folder: Path) -> None:
     with suppress(OSError):
         (folder / "manifest.json").unlink()
     logging.getLogger("momentum2").warning(
-        "The cache %s is damaged. The images themselves are read, and the next start makes it again.", folder
+        "The cache %s is damaged. Images are read from their files; the next start makes it again.",
+        folder,
     )

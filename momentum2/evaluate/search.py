@@ -106,7 +106,7 @@ def search(subject: Subject, images: Sequence[str], features: Embeddings, count:
             raise UserError(f"{shown(name)} cannot be read as an image ({reason}).") from None
     if features.origin is not None and features.origin.encoder != encoder_digest(subject):
         raise UserError(
-            "The features were made by other weights than these, so nothing can be compared. Pass the run that made "
+            "The features were made with different weights, so nothing can be compared. Pass the run that made "
             "them, or write them again with momentum2 embed."
         )
     x = torch.cat([subject.features(query).features for query in queries])

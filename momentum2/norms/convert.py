@@ -40,9 +40,7 @@ def convert_norms(
         devices = devices if kind == "split" else 1
         kind = "local"
     if isinstance(module, _BatchNorm):
-        raise UserError(
-            "A batch norm cannot replace itself. Put it into a module such as nn.Sequential first."
-        )
+        raise UserError("A batch norm cannot replace itself. Put it in a module such as nn.Sequential first.")
     modules = list(module.modules())
     # All are made before the first is put in place: an error leaves the network as it was.
     new = {old: _converted(old, kind, devices, compat) for old in modules if _has_statistics(old)}

@@ -190,7 +190,7 @@ def check_config(out: Path, config: RunConfig, idle: frozenset[str] = frozenset(
     reason = inexact(written, state["world"], "format" not in state) if state else None
     if reason:
         raise UserError(
-            f"{out} was started with an earlier version and cannot be resumed as it began ({reason}). Choose "
+            f"{out} was started with an earlier version and cannot be resumed exactly ({reason}). Choose "
             "another run directory."
         )
     now = flatten(asdict(config))

@@ -58,7 +58,7 @@ def compare(folder: Path) -> list[RunRow]:
         try:
             runs.append(read_run(place, place.resolve().name if name == "." else name))
         except UserError as error:
-            log.warning(f"{place} is left out: {error}")
+            log.warning(f"{place} is skipped: {error}")
     if not runs:
         raise UserError(f"{folder} contains no run directory. Pass a folder with some.")
     return _rows(runs)

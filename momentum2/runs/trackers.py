@@ -266,12 +266,12 @@ def send(run: Path, to: str) -> int:
         with locked(run / f".{TRACKER}{to}.lock", wait=False):
             return follow(run, to)
     except BlockingIOError:
-        raise UserError(f"{run} is being sent to {to} by another process. Wait until it ends.") from None
+        raise UserError(f"{run} is being sent to {to} by another process. Wait until it finishes.") from None
     except UserError:
         raise
     except Exception as error:  # whatever the tracker raises
         raise UserError(
-            f"{to} did not take everything ({reason(error)}). Run the same again later."
+            f"{to} did not accept everything ({reason(error)}). Run the same command again later."
         ) from None
 
 
@@ -332,7 +332,9 @@ class Follower:
         self.process.stdout.close()
         if code == 0:
             return None
-        return f"{self.to} did not take everything ({shown(why) or code}). Send the rest with momentum2 log."
+        return (
+            f"{self.to} did not accept everything ({shown(why) or code}). Send the rest with momentum2 log."
+        )
 
 
 def wanted(monitor: MonitorConfig) -> list[Tracker]:

@@ -69,7 +69,7 @@ def _compare(config: Config, record: Record) -> None:
         file = Path(cast(str, config.model.weights))
     if file is not None and file.is_file() and published.sha256(file) != record["sha256"]:
         log.warning(
-            "%s is not what this run started from (SHA-256 %s); it goes on from its checkpoint.",
+            "%s is not what this run started from (SHA-256 %s); the run resumes from its checkpoint.",
             file,
             record["sha256"],
         )
