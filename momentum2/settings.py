@@ -180,7 +180,7 @@ def read_settings(path: Path) -> dict[str, object]:
         mark = error.problem_mark or error.context_mark
         why = (f"line {mark.line + 1}: " if mark else "") + " ".join((error.problem or "").split())
     except (yaml.YAMLError, ValueError, OverflowError):  # the last two: of characters that do not exist
-        why = "it has characters that a text cannot have"
+        why = "it has characters that text cannot have"
     raise UserError(f"{path} is not a YAML file of settings ({why}).")
 
 

@@ -109,7 +109,7 @@ def test_a_setting_that_is_gone():
     given = {"method.joint_views": True, "optim.lr": 0.1}
     assert translate(given, {}, None) == {"optim.lr": 0.1}
     assert [*old_words(given)] == [
-        "method.joint_views is gone: each view has a call of its own, and a CPU thread."
+        "method.joint_views no longer exists: each view has its own call, and its own CPU thread."
     ]
     assert "shared" in inexact({**RUN, "method.joint_views": True}, 1, first=False)
     assert inexact({**RUN, "method.joint_views": False}, 1, first=False) is None

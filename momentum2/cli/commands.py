@@ -81,7 +81,8 @@ def backbones(words: Words) -> int:
     if len(names) > 100:
         print("\n".join(names))
         print(
-            f"\n{len(names):,} backbones. A pattern of up to 100, such as 'timm/convnext*', shows their parameters."
+            f"\n{len(names):,} backbones. A pattern that matches at most 100, such as 'timm/convnext*', shows their "
+            "parameters."
         )
         return 0
     for name in names:
@@ -639,7 +640,7 @@ _DATA = Positional(
 
 COMMANDS: dict[str, Command] = {
     "recipes": Command(
-        "List the named recipes with their headline numbers. With a name, show that recipe whole.",
+        "List the named recipes with their headline numbers. With a name, show that recipe in full.",
         "[RECIPE]",
         lambda: Options(_recipe()),
         recipes,
@@ -647,24 +648,24 @@ COMMANDS: dict[str, Command] = {
     "backbones": Command(
         "List the networks that can be pretrained. A pattern such as 'timm/vit_tiny*' also shows their parameters.",
         "[PATTERN]",
-        lambda: Options(Positional("PATTERN", "Part of a name, with * for any letters.")),
+        lambda: Options(Positional("PATTERN", "A name, or part of it with * for any characters.")),
         backbones,
     ),
     "plan": Command(
-        "Resolve a recipe: steps, learning rate, momenta, BN batch, memory, time. Trains nothing.",
+        "Resolve a recipe: steps, learning rate, momentums, BN batch, memory, time. Trains nothing.",
         _RECIPE_USAGE,
         lambda: _recipe_options(PlanOptions()),
         plan,
         _recipe_defaults,
     ),
     "views": Command(
-        "Draw some images and, beside each, the views that the network sees.",
+        "Draw some images and, next to each, the views that the network sees.",
         "DATA --out views.png [options]",
         lambda: Options(_DATA, (ViewsOptions(), ConfigFile()), Config()),
         views,
     ),
     "stats": Command(
-        "Look at the values of some images: their range in each channel, and the flags that fit (window, mean, std).",
+        "Look at the values of some images: their range in each channel, and the flags to use (window, mean, std).",
         "DATA [options]",
         lambda: Options(_DATA, (StatsOptions(), ConfigFile()), Config()),
         stats,
@@ -724,7 +725,7 @@ COMMANDS: dict[str, Command] = {
         select,
     ),
     "runs": Command(
-        "Show a table of the runs below a folder, with their results and the settings that differ.",
+        "Show a table of the runs in a folder, with their results and the settings that differ.",
         "DIR [--out runs.csv]",
         lambda: Options(Positional("DIR", "A folder with run directories."), (RunsOptions(),)),
         runs,
@@ -742,9 +743,9 @@ COMMANDS: dict[str, Command] = {
         watch,
     ),
     "reproduce": Command(
-        "Run a table of the paper, and print it beside the paper's numbers. Each row is run with each seed, and what "
+        "Run a table of the paper and print it next to the paper's numbers. Each row is run with each seed, and what "
         "is finished is not run again: the same command resumes after any interruption. smoke takes minutes on the "
-        "embedded shapes and shows that everything works; cifar is the same comparison on CIFAR-10 (image files in "
+        "built-in shapes and shows that everything works; cifar is the same comparison on CIFAR-10 (image files in "
         "train/ and test/), for two CPU cores overnight, about 40 minutes per row and seed; paper has the "
         "published settings.",
         "TABLE [--scale smoke|cifar|paper] [options]",

@@ -112,7 +112,7 @@ def search(subject: Subject, images: Sequence[str], features: Embeddings, count:
     x = torch.cat([subject.features(query).features for query in queries])
     if x.shape[1] != features.features.shape[1]:
         raise UserError(
-            f"The features have {features.features.shape[1]:,} numbers for each image, but this encoder makes "
+            f"The features have {features.features.shape[1]:,} numbers per image, but this encoder makes "
             f"{x.shape[1]:,}. Pass the run that made them."
         )
     k = min(count, len(features.names))

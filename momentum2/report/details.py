@@ -70,7 +70,7 @@ def views_part(run: Snapshot) -> str:
         path = Path(folder) / "views.webp"
         write_views(run.config, path, count=6)
         picture = data_uri("image/webp", path.read_bytes())
-    words = "Each row: an image of the first batch, then the views of it that the network is shown."
+    words = "Each row: an image of the first batch, then the views of it that the network sees."
     return (
         f'<figure><img src="{picture}" alt="{words}" class="sheet"><figcaption>{words}</figcaption></figure>'
     )

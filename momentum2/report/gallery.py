@@ -97,8 +97,8 @@ def write_selection(path: Path, found: Selection, features: Embeddings, data: st
     of = f"{len(found.names):,} of {len(features.names):,} images"
     intro = {
         "duplicates": f"{of} repeat an earlier one, which is kept.",
-        "outliers": f"{of}, those least like the others first.",
-        "diverse": f"{of} that cover the others; the similarity is that to the nearest one before.",
+        "outliers": f"{of}, least similar to the others first.",
+        "diverse": f"{of} that cover the others; similarity is to the nearest earlier one.",
     }[found.by]
     intro += f" The first {_MOST} are shown." if len(found.names) > _MOST else ""
     _write(path, found.by.capitalize(), intro, missing, list(groups.items()))

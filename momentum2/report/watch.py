@@ -22,7 +22,7 @@ EVERY = 2
 AT_A_TIME = 16
 #: Seconds that a connection may say nothing.
 PATIENCE = 10
-_LATER = "momentum2 report RUN shows this; it takes too much computing to repeat while the run trains."
+_LATER = "momentum2 report RUN shows this; it takes too long to be repeated during training."
 
 
 def watch(run: Path, port: int = 8010) -> None:

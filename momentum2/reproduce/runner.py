@@ -135,7 +135,7 @@ def _on_detectron2(work: Work) -> list[str]:
                 words = [str(word) for pair in settings.items() for word in pair]
             file = folder / "configs" / f"{config}.yaml"
             lines.append(["python", folder / "train.py", "--config-file", file, "--num-gpus", "8", *words])
-    head = ["# The same detectors on detectron2 itself, whose conventions the paper's numbers have:"]
+    head = ["# The same detectors on detectron2 itself, whose conventions the paper's numbers follow:"]
     return (head if lines else []) + ["# " + shlex.join(map(str, line)) for line in lines]
 
 

@@ -56,7 +56,7 @@ def started(config: Config, file: Path) -> backbones.Encoder:
     for sentence in fitted:
         log.info("By timm's rules, %s.", sentence)
     if architecture.channels not in (1, 3) and fitted:
-        log.info("More channels than three repeat those of RGB, scaled down; their sum is not kept.")
+        log.info("Channels beyond three repeat those of RGB, scaled down; their sum is not kept.")
     return backbones.with_feature_dim(encoder, config.data.image_size, architecture.channels)
 
 

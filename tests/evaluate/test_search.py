@@ -129,7 +129,7 @@ def test_features_of_other_weights_are_refused(run: Path, features: Path, pictur
     with pytest.raises(m2.UserError, match="made with different weights"):
         m2.search(run, image, features, options=replace(FIVE, network="student"))
     unknown = Embeddings(seen.features[:, :3], seen.names, None, None)
-    with pytest.raises(m2.UserError, match="have 3 numbers for each image, but this encoder makes 64"):
+    with pytest.raises(m2.UserError, match="have 3 numbers per image, but this encoder makes 64"):
         m2.search(run, image, unknown, options=FIVE)
 
 
