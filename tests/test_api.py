@@ -191,7 +191,7 @@ def test_a_table_is_reproduced_from_python_in_any_thread(tmp_path: Path, capfd, 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert [type(error) for error in ended] == [m2.SettingError, m2.Stopped]
+    assert [type(error) for error in ended] == [m2.UserError, m2.Stopped]
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
     assert capfd.readouterr().out == ""
 

@@ -20,6 +20,7 @@ GROUND = [
     "files",
     "config",
     "spelling",
+    "yaml_settings",
     "settings",
     "machine",
     "terminal",

@@ -25,7 +25,6 @@ from momentum2.errors import SettingError, UnknownSetting, UserError
 from momentum2.recipes import RECIPES
 from momentum2.runs.card import EncoderCard
 from momentum2.settings import (
-    LARGEST_FILE,
     _kinds,
     check,
     config_from_file,
@@ -34,8 +33,8 @@ from momentum2.settings import (
     from_file,
     leaves,
     override,
-    read_settings,
 )
+from momentum2.yaml_settings import LARGEST_FILE, read_settings
 
 PUBLISHED = Path(__file__).parent.parent / "docs" / "results"
 

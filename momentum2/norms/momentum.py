@@ -124,10 +124,6 @@ class MomentumBatchNorm(PlainBatchNorm):
         mean, var = _pending([self])[0].view(2, self.devices, -1)
         return mean, var
 
-    def has_pending(self) -> Tensor:
-        """Whether a training-mode forward ran since the last commit, as a tensor on the device."""
-        return self._pending_count > 0
-
     @torch.no_grad()
     def commit(self) -> None:
         """Move the histories to `alpha · pending + (1 − alpha) · history`, and begin to gather again.

@@ -17,7 +17,7 @@ from momentum2.report.html import data_uri, escape, number, table
 from momentum2.report.learned import Learned, confusion
 from momentum2.runs.handle import Snapshot, differing_settings
 from momentum2.runs.names import CONFIG
-from momentum2.settings import LARGEST_FILE
+from momentum2.yaml_settings import LARGEST_FILE
 
 _MOST = 20  # classes up to which the whole matrix is shown
 _PAIRS = 10

@@ -25,7 +25,7 @@ from momentum2.files import locked, open_regular, read_json, write_whole
 from momentum2.runs.handle import Run, check_run
 from momentum2.runs.metrics import parse_record
 from momentum2.runs.names import CONFIG, METRICS, MLRUNS, TENSORBOARD, TRACKER
-from momentum2.settings import read_settings
+from momentum2.yaml_settings import read_settings
 
 _EVERY = 1.0  # seconds between two looks at the file
 _PATIENCE = 10.0  # seconds that the end of a training waits for its followers
