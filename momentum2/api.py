@@ -426,7 +426,8 @@ def export_encoder(
     """Write an encoder for another tool into the new folder `out`; returns the lines of Python that load it."""
     from momentum2.export import export
 
-    return export(Path(source), format, Path(out), network, recalibrate, license, encoder)
+    with guest():
+        return export(Path(source), format, Path(out), network, recalibrate, license, encoder)
 
 
 def write_report(
@@ -436,7 +437,8 @@ def write_report(
     from momentum2.report import page
 
     several = [runs] if isinstance(runs, str | os.PathLike) else runs
-    return page.write_report([Path(run) for run in several], None if out is None else Path(out), options)
+    with guest():
+        return page.write_report([Path(run) for run in several], None if out is None else Path(out), options)
 
 
 def log_run(run: Source, to: Tracker) -> int:

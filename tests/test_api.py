@@ -22,7 +22,10 @@ from torch import Tensor, nn
 import momentum2 as m2
 from momentum2.cli import main
 from momentum2.cli.commands import COMMANDS
+from momentum2.evaluate.linear import LinearOptions
+from momentum2.evaluate.selection import SelectOptions
 from momentum2.evaluate.subject import SubjectOptions
+from momentum2.report import ReportOptions
 from momentum2.reproduce import runner
 from momentum2.reproduce.command import ReproduceOptions
 from momentum2.settings import flatten
@@ -393,6 +396,31 @@ def test_threads_random_numbers_and_silence(tmp_path: Path, config: m2.Config, c
     assert any("teacher BN" in message for message in caplog.messages)
     assert any("top-1" in message for message in caplog.messages)
     assert capfd.readouterr().out == ""
+
+
+def test_every_function_leaves_threads_and_random_numbers_alone(tmp_path: Path, config: m2.Config):
+    run, threads = m2.pretrain(config, tmp_path / "run"), torch.get_num_threads()
+    features = m2.embed(run, subject=CPU)
+    for call in (
+        lambda: m2.plan(config, probe=True),
+        lambda: m2.load_encoder(run),
+        lambda: m2.load_encoder(run.path / "checkpoints" / "step-00000004"),
+        lambda: m2.export_encoder(run, "onnx", tmp_path / "onnx"),
+        lambda: m2.write_report(run, tmp_path / "page.html", ReportOptions(points=20)),
+        lambda: m2.views("shapes", tmp_path / "views.png", count=2),
+        lambda: m2.stats("shapes", count=5),
+        lambda: m2.evaluate_linear(run, options=LinearOptions(protocol="cached", floors=False), subject=CPU),
+        lambda: m2.embed(run, subject=CPU),
+        lambda: m2.select(features, "diverse", options=SelectOptions(count=3)),
+        lambda: m2.compare_runs(tmp_path),
+        lambda: m2.list_backbones("torchvision/resnet*"),
+        lambda: m2.doctor(tmp_path),
+    ):
+        torch.manual_seed(1)
+        before = torch.get_rng_state()
+        call()
+        assert torch.equal(torch.get_rng_state(), before)
+        assert torch.get_num_threads() == threads
 
 
 def test_not_in_the_main_thread(tmp_path: Path, config: m2.Config):
