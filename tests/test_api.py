@@ -28,6 +28,7 @@ from momentum2.evaluate.subject import SubjectOptions
 from momentum2.report import ReportOptions
 from momentum2.reproduce import runner
 from momentum2.reproduce.command import ReproduceOptions
+from momentum2.runs.objects import of_class
 from momentum2.settings import flatten
 
 ROOT = Path(__file__).parents[1]
@@ -307,6 +308,36 @@ def test_a_method_from_outside_is_trained_killed_resumed_evaluated_and_exported(
         m2.pretrain(config, run, method=Aligned)
     with pytest.raises(m2.SettingError, match=r"pretrain\(method=\.\.\.\)"):
         m2.pretrain(run.config, run)
+
+
+BASES = """
+import momentum2 as m2
+
+class Base(m2.Method):
+    strength = 2
+
+class Mine(Base):
+    pass
+"""
+
+
+def test_a_class_is_known_by_its_source_and_that_of_its_bases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen = []
+    for version, text in enumerate((BASES, BASES, BASES.replace("strength = 2", "strength = 3"))):
+        (tmp_path / f"bases{version}.py").write_text(text)
+        name, digest = of_class(__import__(f"bases{version}").Mine).split()
+        assert name == f"bases{version}.Mine"
+        seen.append(digest)
+    assert seen[0] == seen[1]
+    assert seen[0] != seen[2]
+    assert not caplog.messages
+    typed: dict[str, type] = {}
+    exec("class Typed: pass", {"__name__": "console"}, typed)
+    assert of_class(typed["Typed"]) == "console.Typed (source unknown)"
+    assert "cannot notice changes" in caplog.text
 
 
 def test_a_method_fits_in_forty_lines():
