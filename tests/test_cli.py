@@ -74,7 +74,7 @@ def planned(*arguments: str) -> Config:
         (["plan", "quickstart", "--monitor.log_every", "0"], "--monitor.log_every must be at least 1"),
         (
             ["plan", "quickstart", "--views.recipe", "supervised"],
-            "makes 1 view per image, but BYOL takes at least 2",
+            "makes 1 view per image, but BYOL takes at least 2 views. Use byol, or",
         ),
         (["plan", "quickstart-paper", "--train.devices", "32"], "needs at least 2 samples but would get 1"),
         (["plan", "quickstart", "--train.devices", "7"], "cannot be divided among 7 device(s)"),

@@ -203,6 +203,27 @@ def test_only_the_command_line_knows_flags():
                 assert not re.search(r"--[a-z]", node.value), f"{place}:{node.lineno}: {node.value}"
 
 
+#: Who may name a method: what is about one of them. The rest knows methods by the attributes of their class.
+_OF_METHODS = {"methods", "config.py", "recipes.py", "reproduce", "spelling.py"}
+#: Linear evaluation is supervised training; view recipes and protocols have the names of the papers they come from.
+_NAMESAKES = {"evaluate/classifier.py", "evaluate/linear.py", "evaluate/protocols.py", "augment/specs.py"}
+
+
+def test_nothing_else_names_a_method():
+    from momentum2.methods import METHODS
+
+    names = {*METHODS, *(kind.__name__ for kind in METHODS.values())}
+    for path in PACKAGE.rglob("*.py"):
+        place = path.relative_to(PACKAGE)
+        if {place.parts[0], place.as_posix()} & (_OF_METHODS | _NAMESAKES):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            said = {node.value} if isinstance(node, ast.Constant) else set()
+            said |= {node.id} if isinstance(node, ast.Name) else set()
+            said |= {node.attr} if isinstance(node, ast.Attribute) else set()
+            assert not said & names, f"{place}:{node.lineno}: {said & names}"
+
+
 def test_only_the_command_line_reads_words():
     """Nothing else knows argparse or sys.argv; `reproduce/timing.py` is a program that torchrun starts."""
     for path in PACKAGE.rglob("*.py"):

@@ -1,8 +1,10 @@
 """Settings that cannot work, refused in one sentence before anything is opened or written."""
 
+from typing import get_args
+
 from momentum2.augment import Normalization, view_specs
 from momentum2.backbones import Facts, published
-from momentum2.config import Config, OptimConfig
+from momentum2.config import OWN, Config, OptimConfig, ViewRecipe, ViewsConfig
 from momentum2.data.looking import reading_of
 from momentum2.data.remote import check_url
 from momentum2.errors import SettingError
@@ -15,7 +17,7 @@ def method_class(config: Config, own: type[Method] | None = None) -> type[Method
     """The class of the method that `config` names, or the one that was given from Python."""
     if own is not None:
         return own
-    if config.method.name == "own":
+    if config.method.name == OWN:
         raise SettingError(
             "method.name",
             "own is only for a custom class, which can only be passed from Python: pretrain(method=).",
@@ -44,11 +46,10 @@ def check(config: Config, kind: type[Method]) -> None:
         wanted = (
             f"{kind.views[0]} view{'s' * (kind.views[0] > 1)}" if one else f"at least {kind.views[0]} views"
         )
-        suits = "supervised" if kind.views[0] == 1 else "byol"
         raise SettingError(
             "views.recipe",
             f"{config.views.recipe} makes {views} view{'s' * (views > 1)} per image, but {name} takes {wanted}. Use "
-            f"{suits}, or change small_crops.",
+            f"{_recipe_with(kind.views)}, or change small_crops.",
         )
     if kind.has_teacher and method.teacher_norm not in kind.teacher_norms:
         raise SettingError(
@@ -59,9 +60,15 @@ def check(config: Config, kind: type[Method]) -> None:
         raise SettingError("method.export", f"cannot be teacher: {name} has none. Leave it out.")
     if method.freeze_encoder and not kind.can_freeze:
         raise SettingError(
-            "method.freeze_encoder", f"is only for the method supervised; {name} trains its encoder."
+            "method.freeze_encoder", f"does not work with {name}, which trains its encoder. Leave it out."
         )
     kind.check(config)
+
+
+def _recipe_with(views: range) -> ViewRecipe:
+    """The first recipe that makes such a number of views; that of any number otherwise."""
+    recipes: tuple[ViewRecipe, ...] = get_args(ViewRecipe)
+    return next((r for r in recipes if len(view_specs(ViewsConfig(r), 224)) in views), "multicrop")
 
 
 def check_encoder(config: Config, encoder: Facts) -> None:
