@@ -77,7 +77,7 @@ Source = str | os.PathLike[str]
 def recipe(name: str, overrides: Mapping[str, object] | None = None) -> Config:
     """The config of a named recipe with your own settings, dotted (`{"train.epochs": 20}`) or nested.
 
-    A recipe that looks at the images, such as `folder`, does so here.
+    A recipe that adapts to the images, such as `folder`, looks at them here.
     """
     from momentum2.recipes import configure, find
 
@@ -89,7 +89,7 @@ def recipe(name: str, overrides: Mapping[str, object] | None = None) -> Config:
 def plan(
     config: Config, *, images: int | None = None, processes: int = 1, probe: bool = False
 ) -> list[tuple[str, str]]:
-    """What a config resolves to, as (what, value) lines: steps, rates, devices, memory; with `probe`, time."""
+    """What a config resolves to, as (name, value) lines: steps, rates, devices, memory; with `probe`, time."""
     from momentum2.training.estimate import planned
 
     _expect("config", config, Config, "a Config, such as recipe(...) gives")
@@ -118,7 +118,7 @@ def pretrain(
         method: Your own method instead of `config.method.name`.
 
     Returns:
-        The run; `run.finished` is False where a signal stopped it, and the same call resumes it.
+        The run; `run.finished` is False if a signal stopped it; then the same call resumes it.
     """
     _expect("config", config, Config, "a Config, such as recipe(...) gives")
     _expect("encoder", encoder, nn.Module | None, "an nn.Module")
@@ -278,7 +278,7 @@ def evaluate_knn(
         data: Labeled images: a folder, an archive, a list, a table, shards or shapes (default: the run's own).
         options: How.
         subject: Which network, on which images and where, in detail.
-        encoder: The network, where the run was started with your own.
+        encoder: Your own network, if the run was started with one.
     """
     with _subject(source, data, subject, encoder) as found:
         return _kept(knn.evaluate_knn(found, options or knn.KnnOptions()), found)
@@ -292,7 +292,7 @@ def evaluate_linear(
     subject: SubjectOptions | None = None,
     encoder: nn.Module | None = None,
 ) -> Result:
-    """Train a linear classifier on the frozen encoder; arguments as those of `evaluate_knn`."""
+    """Train a linear classifier on the frozen encoder; the arguments are those of `evaluate_knn`."""
     with _subject(source, data, subject, encoder) as found:
         return _kept(linear.evaluate_linear(found, options or linear.LinearOptions()), found)
 
@@ -305,7 +305,7 @@ def evaluate_semi(
     subject: SubjectOptions | None = None,
     encoder: nn.Module | None = None,
 ) -> Result:
-    """Fine-tune the whole network on some of the labels; arguments as those of `evaluate_knn`."""
+    """Fine-tune the whole network on some of the labels; the arguments are those of `evaluate_knn`."""
     with _subject(source, data, subject, encoder) as found:
         return _kept(semi.evaluate_semi(found, options), found)
 
@@ -335,7 +335,7 @@ def search(
     data: str | None = None,
     encoder: nn.Module | None = None,
 ) -> list[Neighbors]:
-    """The images that are nearest to one, or to each of several, by their features.
+    """The images nearest to an image, or to each of several, by their features.
 
     Args:
         source: The encoder that made the features.
@@ -344,7 +344,7 @@ def search(
         options: How many, and by which network.
         out: Also write a page (.html) that shows them.
         data: Where the images are, for the page (default: where they were when the features were made).
-        encoder: The network, where the run was started with your own.
+        encoder: Your own network, if the run was started with one.
     """
     asked = [os.fspath(images)] if isinstance(images, str | os.PathLike) else [os.fspath(i) for i in images]
     if not asked:
@@ -371,14 +371,14 @@ def select(
     keep: Source | None = None,
     data: str | None = None,
 ) -> Selection:
-    """Images that repeat others, that are unlike all others, or that cover all others, by their features.
+    """Images that repeat others, that are unlike all others, or that represent all others, by their features.
 
     Args:
         features: What `embed` returned or wrote.
         by: duplicates, outliers or diverse.
-        options: From which similarity on, how many, and so on.
+        options: The similarity of duplicates, the number of images, and so on.
         out: Also write a table (.csv) or a page that shows them (.html).
-        keep: Also write a list file (.txt) of the diverse images or, of the others, of all that were not selected.
+        keep: Also write a list file (.txt): of the diverse images, or of those that are not duplicates or outliers.
         data: Where the images are (default: where they were when the features were made).
     """
     from momentum2.report import gallery
@@ -397,7 +397,7 @@ def select(
 
 
 def compare_runs(folder: Source, out: Source | None = None) -> list[RunRow]:
-    """The runs below a folder with their results and the settings that differ; with `out`, also as a .csv file."""
+    """The runs in a folder with their results and the settings that differ; with `out`, also as a .csv file."""
     place = _file("out", out, ".csv")
     found = compare(Path(folder))
     if place is not None:
@@ -433,7 +433,7 @@ def export_encoder(
 def write_report(
     runs: Source | Sequence[Source], out: Source | None = None, options: "ReportOptions | None" = None
 ) -> Path:
-    """Write one HTML page about a run, or several side by side; returns where it is."""
+    """Write one HTML page about a run, or several side by side; returns its path."""
     from momentum2.report import page
 
     several = [runs] if isinstance(runs, str | os.PathLike) else runs
@@ -442,12 +442,12 @@ def write_report(
 
 
 def log_run(run: Source, to: Tracker) -> int:
-    """Send what a run logged and a tracker (tensorboard, wandb, mlflow) does not have yet; returns how many records."""
+    """Send a tracker (tensorboard, wandb, mlflow) what it does not have yet of a run's log; returns the number of records."""
     return send(Path(run), to)
 
 
 def doctor(folder: Source = ".") -> list[tuple[str, str]]:
-    """What a bug report needs, as (what, value) lines: versions, devices, cores, memory, disk at `folder`, speed."""
+    """What a bug report needs, as (name, value) lines: versions, devices, cores, memory, disk at `folder`, speed."""
     from momentum2.training.doctor import examine
 
     with guest():
@@ -457,7 +457,7 @@ def doctor(folder: Source = ".") -> list[tuple[str, str]]:
 def views(
     data: str, out: Source = "views.png", *, count: int = 8, overrides: Mapping[str, object] | None = None
 ) -> Path:
-    """Draw images with the views that the network sees of them; returns its path."""
+    """Draw images with the views that the network sees of them; returns the path of the drawing."""
     from momentum2.data.contact_sheet import write_views
     from momentum2.settings import override
 
@@ -472,7 +472,7 @@ def views(
 
 
 def stats(data: str, *, count: int = 256, overrides: Mapping[str, object] | None = None) -> Statistics:
-    """What values some of the images have, and the settings (window, mean, std, channels) that fit them."""
+    """The values of some of the images, and the settings (window, mean, std, channels) to use."""
     from momentum2.settings import override
 
     given = flatten(overrides or {})
@@ -487,7 +487,7 @@ def stats(data: str, *, count: int = 256, overrides: Mapping[str, object] | None
 def detect(
     config: "DetectConfig", out: Source, source: Source | None = None, *, resume: Resume = "auto"
 ) -> bool:
-    """Fine-tune a detector on the encoder of `source` and evaluate it; False where a signal stopped it."""
+    """Fine-tune a detector on the encoder of `source` and evaluate it; returns False if a signal stopped it."""
     with _needing_detection(), guest():
         from momentum2.detection.finetune import finetune
 
@@ -497,11 +497,11 @@ def detect(
 def evaluate_detector(
     run: Source, *, overrides: Mapping[str, object] | None = None, out: Source | None = None
 ) -> dict[str, Any]:
-    """Scores of the fine-tuned detector in `run`, for boxes (`bbox`) and, where it has them, masks (`segm`).
+    """Scores of the fine-tuned detector in `run`, for boxes (`bbox`) and, if it has them, masks (`segm`).
 
     Args:
         run: The run directory of `detect`.
-        overrides: Other settings than in training, such as `data.root`; those that cannot change are refused.
+        overrides: Settings that differ from training, such as `data.root`; those that cannot change are refused.
         out: Where the results go (default: the folder evaluation in the run).
     """
     with _needing_detection(), guest():
@@ -522,9 +522,9 @@ def detect_images(
 
 
 def reproduce_table(name: str, options: "ReproduceOptions | None" = None) -> str:
-    """Run what is not finished yet of a table of the paper; returns it, beside the paper's numbers, as Markdown.
+    """Run what is not finished yet of a table of the paper; returns it, next to the paper's numbers, as Markdown.
 
-    With `options.dry_run`, returns the commands instead. `Stopped` is raised where a signal ended it.
+    With `options.dry_run`, returns the commands instead. `Stopped` is raised if a signal ended it.
     """
     from momentum2.reproduce.command import ReproduceOptions, find_work, jobs_of
     from momentum2.reproduce.runner import commands, reproduce, write_table
@@ -584,7 +584,7 @@ def _subject(
 
 
 def _kept(result: Result | None, subject: Subject) -> Result:
-    """Keep a result in the run's `results.json`; `Stopped` where there is none."""
+    """Save a result in the run's `results.json`; raise `Stopped` if there is none."""
     if result is None:
         raise Stopped
     return keep_result(result, subject.directory)

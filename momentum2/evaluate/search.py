@@ -51,7 +51,7 @@ class Neighbors:
 
     Args:
         image: The image that was searched for.
-        names: Of the found ones.
+        names: Names of the images found.
         similarity: (k,) cosine similarity of their features to those of the image, at most 1.
         indices: (k,) their rows in the features.
     """

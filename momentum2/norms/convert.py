@@ -21,7 +21,7 @@ _OURS = (LocalBatchNorm, SyncedBatchNorm, MomentumBatchNorm)
 def convert_norms(
     module: nn.Module, kind: NormName | OldName, devices: int = 1, compat: Compat = "paper"
 ) -> int:
-    """Make every batch norm inside `module` one of `kind`, in place; returns their number, 0 if there are none.
+    """Convert every batch norm inside `module` to `kind`, in place; returns their number, 0 if there are none.
 
     Parameters stay the very same objects (an optimizer that holds them keeps working); statistics, device,
     dtype and training flag are kept. Statistics that a norm has gathered become the history of a Momentum BN;

@@ -84,9 +84,9 @@ def load_encoder(
             names of torchvision and timm (`.safetensors`, or `.pth` with nothing but tensors).
         network: teacher or student; by default the one that the run exports.
         backbone: Architecture of a state dict; that of a ResNet is found from its tensors.
-        stem: Stem of a state dict; needed where it is 3x3.
+        stem: Stem of a state dict; needed if it is 3x3.
         width: Width of a state dict; found from its tensors.
-        encoder: Your own network, such as the run was started with; the weights go into a copy of it.
+        encoder: Your own network, like the one that the run was started with; the weights are loaded into a copy of it.
     """
     path = Path(source)
     with torch.random.fork_rng(devices=[]):  # a new network draws weights, which the file's replace
