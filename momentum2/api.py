@@ -442,7 +442,7 @@ def write_report(
 
 
 def log_run(run: Source, to: Tracker) -> int:
-    """Send a tracker (tensorboard, wandb, mlflow) what it does not have yet of a run's log; returns the number of records."""
+    """Send a tracker (tensorboard, wandb, mlflow) what it does not have yet of a run; returns the number of records."""
     return send(Path(run), to)
 
 
