@@ -152,7 +152,7 @@ def test_an_old_run_is_resumed(tmp_path: Path, warm_python: str, name: str, proc
         (
             "old-cut",
             PRETRAIN.format("--method.student_norm synced --train.accumulate 2"),
-            "the whole batch is cut",
+            "the whole batch is divided",
         ),
         (
             "batch-mixed",

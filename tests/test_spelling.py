@@ -79,7 +79,7 @@ RUN = {
         (
             {"train.virtual_devices": 8, "train.accumulate": 2, "method.student_norm": "split"},
             4,
-            "whole batch is cut",
+            "whole batch is divided",
         ),
         (
             {"train.virtual_devices": 8, "method.student_norm": "split", "method.teacher_norm": "split"},
@@ -87,11 +87,11 @@ RUN = {
             None,
         ),
         ({"train.accumulate": 2}, 1, None),
-        ({"train.accumulate": 2}, 2, "whole batch is cut"),
+        ({"train.accumulate": 2}, 2, "whole batch is divided"),
         (
             {"train.accumulate": 2, "method.name": "simclr", "method.student_norm": "split"},
             2,
-            "whole batch is cut",
+            "whole batch is divided",
         ),
         ({"train.accumulate": 2, "method.teacher_norm": "split"}, 2, None),
         ({"method.name": "simclr"}, 1, "projector"),

@@ -248,7 +248,7 @@ def test_detectors_at_the_papers_scale_come_with_their_commands_on_detectron2(tm
         (["coco", "--scale", "paper", "--data", ".", "--launcher", "env"], "--detection_data is required"),
         (
             ["semi", "--scale", "paper", "--data", ".", "--launcher", "env"],
-            "1percent.txt does not exist here",
+            "There is no 1percent.txt in this folder",
         ),
         (["alpha", "--scale", "paper", "--data", "."], "--launcher is required"),
         (["alpha", "--data", "."], "--data does not apply to scale smoke"),
