@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -467,11 +468,15 @@ import json, sys
 import torch.distributed as dist
 import momentum2 as m2
 
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/meeting", rank=0, world_size=1)
+folder, rank, world = sys.argv[1], int(sys.argv[3]), int(sys.argv[4])
+dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
 group = dist.group.WORLD
-assert m2.pretrain(m2.recipe("quickstart", json.loads(sys.argv[2])), f"{sys.argv[1]}/run").finished
+config = m2.recipe("quickstart", json.loads(sys.argv[2]))
+run = m2.pretrain(config, f"{folder}/run")
+assert run.finished and run.config.train.devices == world
+assert 0 <= m2.evaluate_knn(run).accuracy.top1 <= 100
 try:
-    m2.pretrain(m2.recipe("quickstart", json.loads(sys.argv[2])), f"{sys.argv[1]}/run", resume="never")
+    m2.pretrain(config, f"{folder}/run", resume="never")
 except m2.UserError:
     pass
 assert dist.is_initialized() and dist.group.WORLD is group
@@ -479,10 +484,17 @@ dist.barrier()
 """
 
 
-def test_a_process_group_of_the_host_is_reused_and_left_alone(tmp_path: Path, warm_python: str):
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_process_group_of_the_host_is_reused_and_left_alone(tmp_path: Path, warm_python: str, world: int):
+    """However the host made it: the variables of torchrun are not there."""
     environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
     command = [warm_python, "-c", GROUP, tmp_path, json.dumps(TINY)]
-    subprocess.run(command, env=environment, timeout=600, check=True)
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(subprocess.Popen([*command, str(rank), str(world)], env=environment))
+            for rank in range(world)
+        ]
+        assert [process.wait(600) for process in processes] == [0] * world
 
 
 CONSOLE = """
