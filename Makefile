@@ -9,13 +9,13 @@ RUN ?= runs/quickstart
 
 .PHONY: help quickstart test attack lint format docs dist clean
 help:
-	@echo "make quickstart   pretrain on the embedded data set and evaluate (run directory: $(RUN))"
-	@echo "make test         lint, types and the whole test suite"
+	@echo "make quickstart   pretrain on the built-in data set and evaluate (run directory: $(RUN))"
+	@echo "make test         lint, type checks and the whole test suite"
 	@echo "make attack       all attacks on the command line and the readers (an hour)"
-	@echo "make lint         lint and types only"
+	@echo "make lint         lint and type checks only"
 	@echo "make format       format the code"
-	@echo "make docs         the documentation as a site in build/site, links checked"
-	@echo "make dist         wheel and sdist in dist/, each installed and tried in an environment of its own"
+	@echo "make docs         build the documentation as a site in build/site, with links checked"
+	@echo "make dist         build wheel and sdist in dist/, and try each in a new environment"
 	@echo "make clean        remove the virtual environment and caches"
 
 quickstart: $(VENV)/.core

@@ -11,28 +11,33 @@ if TYPE_CHECKING:
         Neighbors,
         RunRow,
         Selection,
-        Stopped,
         compare_runs,
         detect,
+        detect_images,
         doctor,
         embed,
+        evaluate_detector,
         evaluate_knn,
         evaluate_linear,
         evaluate_semi,
         export_encoder,
+        list_backbones,
+        list_recipes,
         log_run,
         plan,
         pretrain,
         recipe,
+        reproduce_table,
         search,
         select,
         stats,
         views,
+        watch,
         write_report,
     )
     from momentum2.config import Config
     from momentum2.data import Dataset
-    from momentum2.errors import SettingError, UserError
+    from momentum2.errors import SettingError, Stopped, UserError
     from momentum2.methods import Method, Output, TeacherMethod
     from momentum2.norms import LocalBatchNorm, MomentumBatchNorm, SyncedBatchNorm, convert_norms, shuffled
     from momentum2.runs.encoder import load_encoder
@@ -46,7 +51,7 @@ install()
 #: Where the public names are that are not in `momentum2.api`. Each is imported at its first use: torch takes seconds,
 #: for which `--help` need not wait.
 _HOMES = {
-    **dict.fromkeys(("SettingError", "UserError"), "momentum2.errors"),
+    **dict.fromkeys(("SettingError", "Stopped", "UserError"), "momentum2.errors"),
     **dict.fromkeys(("Method", "Output", "TeacherMethod"), "momentum2.methods"),
     **dict.fromkeys(
         ("LocalBatchNorm", "MomentumBatchNorm", "SyncedBatchNorm", "convert_norms", "shuffled"),
@@ -82,22 +87,28 @@ __all__ = [
     "compare_runs",
     "convert_norms",
     "detect",
+    "detect_images",
     "doctor",
     "embed",
+    "evaluate_detector",
     "evaluate_knn",
     "evaluate_linear",
     "evaluate_semi",
     "export_encoder",
+    "list_backbones",
+    "list_recipes",
     "load_encoder",
     "log_run",
     "plan",
     "pretrain",
     "recipe",
+    "reproduce_table",
     "search",
     "select",
     "shuffled",
     "stats",
     "views",
+    "watch",
     "write_report",
 ]
 

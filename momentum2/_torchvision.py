@@ -20,7 +20,7 @@ _NMS_BLOCK = 512  # rows of the overlap matrix held at a time
 @functools.cache
 def _tell_once() -> None:
     logging.getLogger("momentum2").warning(
-        "torchvision's compiled operators do not load beside torch %s, so nms and roi_align are slower.",
+        "torchvision's compiled operators do not load with torch %s, so nms and roi_align are slower.",
         torch.__version__,
     )
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from momentum2 import distributed
-from momentum2.backbones import Facts
+from momentum2.backbones import Facts, listed
 from momentum2.config import OWN, Config, DataConfig, Network, ObjectsConfig, Resume, Tracker
 from momentum2.data import Dataset, open_dataset
 from momentum2.data.fingerprint import Fingerprint, difference, fingerprint
@@ -24,7 +24,7 @@ from momentum2.data.sampler import chosen_order
 from momentum2.data.sequence import as_dataset
 from momentum2.data.statistics import Statistics, channels_of, measure
 from momentum2.distributed.together import broadcast_bytes, joined, raise_together
-from momentum2.errors import SettingError, UserError
+from momentum2.errors import SettingError, Stopped, UserError
 from momentum2.evaluate import embed as features_file
 from momentum2.evaluate import knn, linear, semi
 from momentum2.evaluate.accuracy import report as keep_result
@@ -64,7 +64,9 @@ from momentum2.training.start import Record, starting_weights
 
 if TYPE_CHECKING:
     from momentum2.detection.presets import DetectConfig
+    from momentum2.recipes import Recipe
     from momentum2.report.learned import ReportOptions
+    from momentum2.reproduce.command import ReproduceOptions
 
 log = logging.getLogger("momentum2")
 
@@ -72,14 +74,10 @@ log = logging.getLogger("momentum2")
 Source = str | os.PathLike[str]
 
 
-class Stopped(Exception):
-    """A signal ended the training; everything is saved, and the same call resumes it."""
-
-
 def recipe(name: str, overrides: Mapping[str, object] | None = None) -> Config:
     """The config of a named recipe with your own settings, dotted (`{"train.epochs": 20}`) or nested.
 
-    A recipe that looks at the images, such as `folder`, does so here.
+    A recipe that adapts to the images, such as `folder`, looks at them here.
     """
     from momentum2.recipes import configure, find
 
@@ -91,7 +89,7 @@ def recipe(name: str, overrides: Mapping[str, object] | None = None) -> Config:
 def plan(
     config: Config, *, images: int | None = None, processes: int = 1, probe: bool = False
 ) -> list[tuple[str, str]]:
-    """What a config resolves to, as (what, value) lines: steps, rates, devices, memory; with `probe`, time."""
+    """What a config resolves to, as (name, value) lines: steps, rates, devices, memory; with `probe`, time."""
     from momentum2.training.estimate import planned
 
     _expect("config", config, Config, "a Config, such as recipe(...) gives")
@@ -120,12 +118,12 @@ def pretrain(
         method: Your own method instead of `config.method.name`.
 
     Returns:
-        The run; `run.finished` is False where a signal stopped it, and the same call resumes it.
+        The run; `run.finished` is False if a signal stopped it; then the same call resumes it.
     """
     _expect("config", config, Config, "a Config, such as recipe(...) gives")
     _expect("encoder", encoder, nn.Module | None, "an nn.Module")
     if method is not None and not (isinstance(method, type) and issubclass(method, Method)):
-        raise UserError(f"method is a subclass of Method, not {method!r}.")
+        raise UserError(f"method must be a subclass of Method, not {method!r}.")
     place, images = Path(out), None if dataset is None else as_dataset(dataset)
     if images is not None:
         images.max_bad_fraction, images.reading = config.data.max_bad_fraction, reading_of(config.data)
@@ -195,7 +193,7 @@ def _save(path: Path, method: Method, config: Config, step: int, start: Record |
 def _expect(name: str, given: object, kind: Any, words: str) -> None:
     """Raise a `UserError` for an argument of another kind, which a type checker would have named."""
     if not isinstance(given, kind):
-        raise UserError(f"{name} is {words}, not {given!r}.")
+        raise UserError(f"{name} must be {words}, not {given!r}.")
 
 
 def _with_objects(
@@ -226,8 +224,8 @@ def _with_objects(
 def _check_gradients(encoder: Facts) -> None:
     if distributed.world_size() > 1 and encoder.unused:
         raise UserError(
-            f"{encoder.architecture.backbone} has parameters without gradient, for which several processes would wait "
-            f"forever: {', '.join(encoder.unused[:5])}. Set their requires_grad to False."
+            f"{encoder.architecture.backbone} has parameters that get no gradient, so several processes would wait for "
+            f"them forever: {', '.join(encoder.unused[:5])}. Set their requires_grad to False."
         )
 
 
@@ -252,7 +250,7 @@ def _problem(
     why = difference(before["fingerprint"], seen, images.names) if "fingerprint" in before else None
     if why is not None:
         return UserError(
-            f"{out} was started with other images: {why}. Use the same images, or choose another run directory."
+            f"{out} was started with different images: {why}. Use the same images, or choose another run directory."
         )
     if kind.needs_labels and images.labels is None:
         return UserError(f"{kind.__name__} needs labels. Put each class in its own folder.")
@@ -280,7 +278,7 @@ def evaluate_knn(
         data: Labeled images: a folder, an archive, a list, a table, shards or shapes (default: the run's own).
         options: How.
         subject: Which network, on which images and where, in detail.
-        encoder: The network, where the run was started with your own.
+        encoder: Your own network, if the run was started with one.
     """
     with _subject(source, data, subject, encoder) as found:
         return _kept(knn.evaluate_knn(found, options or knn.KnnOptions()), found)
@@ -294,7 +292,7 @@ def evaluate_linear(
     subject: SubjectOptions | None = None,
     encoder: nn.Module | None = None,
 ) -> Result:
-    """Train a linear classifier on the frozen encoder; arguments as those of `evaluate_knn`."""
+    """Train a linear classifier on the frozen encoder; the arguments are those of `evaluate_knn`."""
     with _subject(source, data, subject, encoder) as found:
         return _kept(linear.evaluate_linear(found, options or linear.LinearOptions()), found)
 
@@ -307,7 +305,7 @@ def evaluate_semi(
     subject: SubjectOptions | None = None,
     encoder: nn.Module | None = None,
 ) -> Result:
-    """Fine-tune the whole network on some of the labels; arguments as those of `evaluate_knn`."""
+    """Fine-tune the whole network on some of the labels; the arguments are those of `evaluate_knn`."""
     with _subject(source, data, subject, encoder) as found:
         return _kept(semi.evaluate_semi(found, options), found)
 
@@ -337,7 +335,7 @@ def search(
     data: str | None = None,
     encoder: nn.Module | None = None,
 ) -> list[Neighbors]:
-    """The images that are nearest to one, or to each of several, by their features.
+    """The images nearest to an image, or to each of several, by their features.
 
     Args:
         source: The encoder that made the features.
@@ -346,7 +344,7 @@ def search(
         options: How many, and by which network.
         out: Also write a page (.html) that shows them.
         data: Where the images are, for the page (default: where they were when the features were made).
-        encoder: The network, where the run was started with your own.
+        encoder: Your own network, if the run was started with one.
     """
     asked = [os.fspath(images)] if isinstance(images, str | os.PathLike) else [os.fspath(i) for i in images]
     if not asked:
@@ -373,14 +371,14 @@ def select(
     keep: Source | None = None,
     data: str | None = None,
 ) -> Selection:
-    """Images that repeat others, that are unlike all others, or that cover all others, by their features.
+    """Images that repeat others, that are unlike all others, or that represent all others, by their features.
 
     Args:
         features: What `embed` returned or wrote.
         by: duplicates, outliers or diverse.
-        options: From which similarity on, how many, and so on.
+        options: The similarity of duplicates, the number of images, and so on.
         out: Also write a table (.csv) or a page that shows them (.html).
-        keep: Also write a list file (.txt) of the diverse images or, of the others, of all that were not selected.
+        keep: Also write a list file (.txt): of the diverse images, or of those that are not duplicates or outliers.
         data: Where the images are (default: where they were when the features were made).
     """
     from momentum2.report import gallery
@@ -399,7 +397,7 @@ def select(
 
 
 def compare_runs(folder: Source, out: Source | None = None) -> list[RunRow]:
-    """The runs below a folder with their results and the settings that differ; with `out`, also as a .csv file."""
+    """The runs in a folder with their results and the settings that differ; with `out`, also as a .csv file."""
     place = _file("out", out, ".csv")
     found = compare(Path(folder))
     if place is not None:
@@ -428,26 +426,28 @@ def export_encoder(
     """Write an encoder for another tool into the new folder `out`; returns the lines of Python that load it."""
     from momentum2.export import export
 
-    return export(Path(source), format, Path(out), network, recalibrate, license, encoder)
+    with guest():
+        return export(Path(source), format, Path(out), network, recalibrate, license, encoder)
 
 
 def write_report(
     runs: Source | Sequence[Source], out: Source | None = None, options: "ReportOptions | None" = None
 ) -> Path:
-    """Write one HTML page about a run, or several side by side; returns where it is."""
+    """Write one HTML page about a run, or several side by side; returns its path."""
     from momentum2.report import page
 
     several = [runs] if isinstance(runs, str | os.PathLike) else runs
-    return page.write_report([Path(run) for run in several], None if out is None else Path(out), options)
+    with guest():
+        return page.write_report([Path(run) for run in several], None if out is None else Path(out), options)
 
 
 def log_run(run: Source, to: Tracker) -> int:
-    """Send what a run logged and a tracker (tensorboard, wandb, mlflow) does not have yet; returns how many records."""
+    """Send a tracker (tensorboard, wandb, mlflow) what it does not have yet of a run; returns the number of records."""
     return send(Path(run), to)
 
 
 def doctor(folder: Source = ".") -> list[tuple[str, str]]:
-    """What a bug report needs, as (what, value) lines: versions, devices, cores, memory, disk at `folder`, speed."""
+    """What a bug report needs, as (name, value) lines: versions, devices, cores, memory, disk at `folder`, speed."""
     from momentum2.training.doctor import examine
 
     with guest():
@@ -457,7 +457,7 @@ def doctor(folder: Source = ".") -> list[tuple[str, str]]:
 def views(
     data: str, out: Source = "views.png", *, count: int = 8, overrides: Mapping[str, object] | None = None
 ) -> Path:
-    """Draw images with the views that the network sees of them; returns its path."""
+    """Draw images with the views that the network sees of them; returns the path of the drawing."""
     from momentum2.data.contact_sheet import write_views
     from momentum2.settings import override
 
@@ -472,7 +472,7 @@ def views(
 
 
 def stats(data: str, *, count: int = 256, overrides: Mapping[str, object] | None = None) -> Statistics:
-    """What values some of the images have, and the settings (window, mean, std, channels) that fit them."""
+    """The values of some of the images, and the settings (window, mean, std, channels) to use."""
     from momentum2.settings import override
 
     given = flatten(overrides or {})
@@ -487,11 +487,89 @@ def stats(data: str, *, count: int = 256, overrides: Mapping[str, object] | None
 def detect(
     config: "DetectConfig", out: Source, source: Source | None = None, *, resume: Resume = "auto"
 ) -> bool:
-    """Fine-tune a detector on the encoder of `source` and evaluate it; False where a signal stopped it."""
-    from momentum2.detection.finetune import finetune
+    """Fine-tune a detector on the encoder of `source` and evaluate it; returns False if a signal stopped it."""
+    with _needing_detection(), guest():
+        from momentum2.detection.finetune import finetune
 
-    with guest():
         return finetune(config, None if source is None else os.fspath(source), Path(out), resume)
+
+
+def evaluate_detector(
+    run: Source, *, overrides: Mapping[str, object] | None = None, out: Source | None = None
+) -> dict[str, Any]:
+    """Scores of the fine-tuned detector in `run`, for boxes (`bbox`) and, if it has them, masks (`segm`).
+
+    Args:
+        run: The run directory of `detect`.
+        overrides: Settings that differ from training, such as `data.root`; those that cannot change are refused.
+        out: Where the results go (default: the folder evaluation in the run).
+    """
+    with _needing_detection(), guest():
+        from momentum2.detection.use import evaluate
+
+        return evaluate(Path(run), flatten(overrides or {}), None if out is None else Path(out))
+
+
+def detect_images(
+    run: Source, images: Source, *, overrides: Mapping[str, object] | None = None, out: Source | None = None
+) -> Path:
+    """Run the fine-tuned detector in `run` on a folder of images; returns the folder of detections and drawings."""
+    with _needing_detection(), guest():
+        from momentum2.detection.use import detect_in
+
+        place = None if out is None else Path(out)
+        return detect_in(Path(run), Path(images), flatten(overrides or {}), place)
+
+
+def reproduce_table(name: str, options: "ReproduceOptions | None" = None) -> str:
+    """Run what is not finished yet of a table of the paper; returns it, next to the paper's numbers, as Markdown.
+
+    With `options.dry_run`, returns the commands instead. `Stopped` is raised if a signal ended it.
+    """
+    from momentum2.reproduce.command import ReproduceOptions, find_work, jobs_of
+    from momentum2.reproduce.runner import commands, reproduce, write_table
+
+    options = options or ReproduceOptions()
+    check_settings(options)
+    work = find_work(name, options)
+    if options.dry_run:
+        return "\n".join(commands(work))
+    try:
+        text = reproduce(work, jobs_of(options))
+    except Stopped:
+        write_table(work)
+        raise
+    log.info("Written to %s.md, .json and .png.", work.out / work.table.stem)
+    return text
+
+
+def watch(run: Source, port: int = 8010) -> None:
+    """Serve a live page about a run on 127.0.0.1 until Ctrl-C; port 0 picks a free one."""
+    from momentum2.report.watch import watch as serve
+
+    serve(Path(run), port)
+
+
+def list_recipes() -> dict[str, "Recipe"]:
+    """The named recipes: their configs, and what they are."""
+    from momentum2.recipes import RECIPES
+
+    return {name: build() for name, build in RECIPES.items()}
+
+
+def list_backbones(pattern: str | None = None) -> list[str]:
+    """The names of the networks that can be pretrained, or of those that match a pattern such as `timm/vit_tiny*`."""
+    return listed(pattern)
+
+
+@contextmanager
+def _needing_detection() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("faster_coco_eval"):
+            raise
+        raise UserError("Detection needs its extra. Run pip install 'momentum2[detection]'.") from None
 
 
 @contextmanager
@@ -506,7 +584,7 @@ def _subject(
 
 
 def _kept(result: Result | None, subject: Subject) -> Result:
-    """Keep a result in the run's `results.json`; `Stopped` where there is none."""
+    """Save a result in the run's `results.json`; raise `Stopped` if there is none."""
     if result is None:
         raise Stopped
     return keep_result(result, subject.directory)

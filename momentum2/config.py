@@ -92,16 +92,16 @@ class MethodConfig:
         reference_batch: Batch size for which weight_momentum is given; it scales with the batch (default: no scaling).
         history: The teacher's momentum statistics: one per device (local, the paper) or their mean (global).
         compat: paper for the paper's formulas, official for the arithmetic of the authors' code.
-        repulsion: byol's loss: none (the paper's), or batch: find the teacher's output of the same image among those of
-            the batch, and away from the student's own outputs of other images.
+        repulsion: byol's loss: none (the paper's), or batch: contrast the teacher's output for the same image with its
+            outputs for the rest of the batch and with the student's own outputs for other images.
         predictor: byol's predictor behind the student's projector; with repulsion it can be left out.
         temperature: Softmax temperature of the contrastive methods and of repulsion, and of DINO's student.
         queue_size: Number of negatives that MoCo keeps.
         teacher_temperature: Softmax temperature of DINO's teacher.
         teacher_temperature_start: Where its linear warm-up starts.
         teacher_temperature_warmup: Share of the run that its warm-up takes.
-        center_momentum: Share of DINO's center that stays each step; the rest is the mean of the teacher's outputs.
-        freeze_last_layer: Share of the run in whose beginning the last layer of DINO's projector does not move.
+        center_momentum: Share of DINO's center that is kept each step; the rest is the mean of the teacher's outputs.
+        freeze_last_layer: Share of the run, at its start, in which the last layer of DINO's projector is frozen.
         projector_norm: Batch norms in DINO's projector.
         freeze_encoder: Train only the classifier (method supervised).
         classifier_norm: Normalize the outputs of a frozen encoder's classifier by BN, as the paper does.
@@ -138,17 +138,17 @@ class ModelConfig:
     """The network.
 
     Args:
-        backbone: A network of torchvision (resnet50), resnet10, or one of timm (timm/convnext_tiny); the command
-            backbones lists them.
+        backbone: A torchvision network (resnet50), resnet10, or a timm network (timm/convnext_tiny); the
+            command backbones lists them.
         stem: First layers of torchvision's ResNets: imagenet (7x7/2 and pooling), cifar (3x3/1) or small (3x3/2).
         width: Multiplier of such a ResNet's channels.
         projector_hidden: Hidden width of the projector.
         projector_out: Output width of projector and predictor.
         predictor_hidden: Hidden width of the predictor (default: that of the projector).
         weights: State dict (.safetensors or .pth) to start from.
-        stem_init: Start of a ResNet's first layer: random, or cosines of rising frequency in opponent colors.
-        zero_init_residual: Start a ResNet with residual branches of zero: the last BN weight of every block is 0.
-        pretrained: Start from the weights that timm has published of this network; they are downloaded once.
+        stem_init: Initialization of a ResNet's first layer: random, or cosines of rising frequency in opponent colors.
+        zero_init_residual: Start a ResNet's residual branches at zero: the last BN weight of every block is 0.
+        pretrained: Start from the weights that timm has published for this network; they are downloaded once.
         options: Arguments of the network's constructor, such as patch_size=4,drop_path_rate=0.1 (default: none).
     """
 
@@ -182,10 +182,10 @@ class DataConfig:
         download: Allow torchvision, or the Hugging Face Hub, to download the data set.
         max_bad_fraction: Stop if more than this share of the images cannot be read.
         channels: Channels of every image: 3 for colors, 1 for gray, or the number of bands.
-        window: Values that become black and white in images of more than 8 bits, as 0,4095; or a pair for each channel.
+        window: Values that become black and white in images of more than 8 bits: 0,4095, or one pair per channel.
         mean: Mean of each channel in [0, 1], subtracted before the network (default: ImageNet's).
-        std: Standard deviation of each channel, which divides it after that (default: ImageNet's).
-        order: Shuffle all images at once (exact) or compute the place of each (feistel); auto: exact up to 10 million.
+        std: Standard deviation of each channel, by which it is then divided (default: ImageNet's).
+        order: Shuffle all images at once (exact) or compute each position (feistel); auto: exact up to 10 million.
         revision: Commit of a data set on the Hugging Face Hub, 40 digits.
         image_column: Column of the images in a table (default: path, file, image or a similar name).
         label_column: Column of the labels in a table (default: label, class or a similar name, if there is one).
@@ -219,8 +219,8 @@ class ViewsConfig:
     Args:
         recipe: The named set of augmentations.
         crop_min: Smallest area of a random crop, as a share of the image (default: the recipe's).
-        color: Multiplier of the strength of the recipe's color jitter. A multiplier or probability may be a number for
-            each view, as 1,0; the last one holds for all further views. 0 switches off.
+        color: Multiplier of the strength of the recipe's color jitter. A multiplier or probability may also be one
+            number per view, such as 1,0; the last one applies to all further views. 0 turns it off.
         blur: Multiplier of the recipe's blur probability.
         solarize: Multiplier of the recipe's solarize probability.
         small_crops: Number of small crops added by multicrop.
@@ -267,8 +267,8 @@ class TrainConfig:
         keep: Number of checkpoints to keep.
         device: auto, cpu, cuda, cuda:1, mps.
         threads: CPU threads per process; 0 uses the free cores.
-        deterministic: On a GPU, only algorithms that give the same bits each time: slower.
-        recompute: Compute the student's activations again in the backward: less memory, more time. Not with batch norm.
+        deterministic: On a GPU, use only algorithms that give the same bits every time (slower).
+        recompute: Recompute the student's activations in the backward pass: less memory, more time. Not for batch norm.
     """
 
     epochs: Count = 100
@@ -302,11 +302,11 @@ class OptimConfig:
         exclude_bias_and_norm: Keep biases and norm parameters out of weight decay and LARS adaptation.
         lars_eta: Trust coefficient of LARS.
         nesterov: Nesterov's momentum (sgd, muon).
-        milestones: Shares of the run after which the learning rate drops to a tenth, as [0.6,0.8] (default: cosine).
-        weight_decay_end: Where a cosine from weight_decay ends, for adamw (default: no change).
-        layer_decay: Factor of the learning rate from each layer of timm's networks to the one before (default: none).
-        encoder_lr: Factor of the encoder's learning rate.
-        freeze_encoder_epochs: Epochs in whose beginning only the heads learn.
+        milestones: Shares of the run after which the learning rate drops to a tenth: [0.6,0.8] (default: cosine).
+        weight_decay_end: Where the cosine schedule of weight_decay ends, for adamw (default: no change).
+        layer_decay: Factor between the learning rates of a layer of a timm network and the next one (default: none).
+        encoder_lr: Multiplier of the encoder's learning rate.
+        freeze_encoder_epochs: Epochs at the start in which only the heads learn.
     """
 
     name: OptimName = "sgd"

@@ -10,7 +10,7 @@ from typing import Self
 class UserError(Exception):
     """An expected mistake. The message says what is wrong and what to do.
 
-    The command line prints the message alone and exits with code 2; library callers can catch it.
+    The command line prints only the message and exits with code 2; library callers can catch it.
     """
 
 
@@ -20,7 +20,7 @@ class SettingError(UserError):
     Args:
         setting: Its dotted name, such as `train.epochs`.
         problem: The rest of the sentence: `must be at least 1, not 0.`
-        source: The file that has the mistake, if it is one.
+        source: The file with the mistake, if there is one.
     """
 
     def __init__(self, setting: str, problem: str, source: Path | None = None) -> None:
@@ -65,6 +65,10 @@ def called(names: Mapping[str, str]) -> Iterator[None]:
 
 class SaidElsewhere(UserError):
     """A `UserError` that several processes raise and another one of them prints."""
+
+
+class Stopped(Exception):
+    """A signal ended the work; everything is saved, and the same call resumes it."""
 
 
 class ProcessLost(Exception):

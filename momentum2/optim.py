@@ -92,7 +92,8 @@ def _of_encoder(place: str, encoder: nn.Module, config: OptimConfig) -> tuple[di
     if config.layer_decay is not None:
         if not hasattr(encoder, "group_matcher"):
             raise SettingError(
-                "optim.layer_decay", "is for networks of timm, which say what their layers are. Leave it out."
+                "optim.layer_decay",
+                "is only for timm networks, which say what their layers are. Leave it out.",
             )
         for group in timm_networks.layer_groups(encoder, config.layer_decay):
             scales |= {full[id(p)]: config.encoder_lr * group["lr_scale"] for p in group["params"]}

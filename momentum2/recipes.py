@@ -68,7 +68,7 @@ FAST_MODEL = ModelConfig(
     "resnet10", "small", width=0.375, projector_hidden=512, projector_out=128, stem_init="cosines"
 )
 
-_DEPARTS = "not as in the paper: repulsion in the batch, no predictor, a close teacher, Muon"
+_DEPARTS = "unlike the paper: repulsion in the batch, no predictor, a fast teacher, Muon"
 
 #: What starts a command on a machine of 8 GPUs, and on several.
 MACHINE = "torchrun --nproc-per-node 8"
@@ -94,10 +94,10 @@ def quickstart() -> Recipe:
             optim=replace(FAST_OPTIM, warmup_epochs=0.2),
             monitor=MonitorConfig(knn_every=1, knn_images=5_000),
         ),
-        summary=f"A Momentum² teacher on the embedded shapes: minutes on a laptop; {_DEPARTS}, ResNet-10",
+        summary=f"A Momentum² teacher on the built-in shapes, in minutes on a laptop; {_DEPARTS}, ResNet-10",
         command="momentum2 pretrain quickstart --out runs/quickstart",
         expect="measured: kNN 76.2% and 78.8%, seeds 0 and 1 (untrained 24.8%, raw pixels 40.5%, whitened patches "
-        "59.5%), about 4 minutes of two cores",
+        "59.5%), about 4 minutes on two cores",
     )
 
 
@@ -113,7 +113,7 @@ def quickstart_paper() -> Recipe:
             optim=OptimConfig(lr=0.4, warmup_epochs=0.1),
             monitor=MonitorConfig(knn_every=1),
         ),
-        summary="Momentum² Teacher with the paper's loss and schedules on the embedded shapes, in a small ResNet-18",
+        summary="Momentum² Teacher with the paper's loss and schedules on the built-in shapes, in a small ResNet-18",
         command="momentum2 pretrain quickstart-paper --out runs/quickstart-paper",
         expect="measured: kNN 39% (42% with one thread; untrained 19%), seed 0, 3 minutes on 2 CPU cores",
     )
@@ -148,7 +148,7 @@ def cifar10_cpu() -> Recipe:
             train=replace(base.train, epochs=8, checkpoint_every=500),
             monitor=replace(base.monitor, knn_every=4, knn_images=10_000),
         ),
-        summary=f"A Momentum² teacher on CIFAR-10 as image files: for one CPU core; {_DEPARTS}, ResNet-10",
+        summary=f"A Momentum² teacher on CIFAR-10 as image files, for one CPU core; {_DEPARTS}, ResNet-10",
         command=_command("cifar10-cpu", "CIFAR", "cifar10-cpu"),
         expect="not measured",
     )
@@ -185,10 +185,10 @@ def cifar10_hour() -> Recipe:
             optim=OptimConfig(lr=0.1, warmup_epochs=5, weight_decay=5e-4),
             monitor=MonitorConfig(knn_every=20, knn_images=10_000),
         ),
-        summary="Momentum² Teacher, ResNet-18, CIFAR-10: an hour of one GPU by arithmetic; the paper's loss, which 200 "
+        summary="Momentum² Teacher, ResNet-18, CIFAR-10: an estimated hour on one GPU; the paper's loss, which 200 "
         "epochs give the time that it needs, at 32 px and on one device",
         command=_command("cifar10-hour", "CIFAR", "cifar10-hour"),
-        expect="not measured: planned by arithmetic",
+        expect="not measured, only estimated",
     )
 
 
@@ -206,10 +206,10 @@ def tiny_hour() -> Recipe:
             optim=replace(FAST_OPTIM, lr=0.04, warmup_epochs=1, weight_decay=0.01),
             monitor=MonitorConfig(knn_every=10),
         ),
-        summary="A Momentum² teacher, ResNet-18, Tiny ImageNet as image files: an hour of one GPU by arithmetic; "
+        summary="A Momentum² teacher, ResNet-18, Tiny ImageNet as image files: an estimated hour on one GPU; "
         + _DEPARTS,
         command=_command("tiny-hour", "TINY", "tiny-hour"),
-        expect="not measured: planned by arithmetic",
+        expect="not measured, only estimated",
     )
 
 
@@ -224,10 +224,10 @@ def imagenet100_hour() -> Recipe:
             eval_data=replace(data, test_split="val"),
             train=replace(base.train, epochs=75),
         ),
-        summary="A Momentum² teacher, ResNet-18, 100 classes of ImageNet at 128 px: an hour of one GPU by arithmetic, "
+        summary="A Momentum² teacher, ResNet-18, 100 classes of ImageNet at 128 px: an estimated hour on one GPU, "
         f"if 8 cores decode for it; {_DEPARTS}",
         command=_command("imagenet100-hour", "IMAGENET100", "imagenet100-hour"),
-        expect="not measured: planned by arithmetic",
+        expect="not measured, only estimated",
     )
 
 
@@ -243,7 +243,7 @@ def stl10() -> Recipe:
             optim=OptimConfig(lr=0.1, warmup_epochs=10),
             monitor=MonitorConfig(knn_every=10),
         ),
-        summary="Momentum² Teacher, ResNet-18, STL-10, 64 devices of 32: the paper's Table 1",
+        summary="Momentum² Teacher, ResNet-18, STL-10, 64 devices × 32: the paper's Table 1",
         command=_command("stl10", "STL10", "stl10"),
         expect="paper: 88.18% linear top-1",
     )
@@ -260,7 +260,7 @@ def imagenet_1node() -> Recipe:
             train=TrainConfig(epochs=100, batch_size=256, devices=8),
             optim=OptimConfig(lr=0.05, warmup_epochs=10),
         ),
-        summary="Momentum² Teacher, ResNet-50, ImageNet, 8 GPUs of 32",
+        summary="Momentum² Teacher, ResNet-50, ImageNet, 8 GPUs × 32",
         command=_command("imagenet-1node", "IMAGENET", "imagenet", nodes=1),
         expect="paper: 70.4% linear top-1",
     )
@@ -274,7 +274,7 @@ def imagenet_1node_1024() -> Recipe:
             method=replace(base.method, reference_batch=1024),  # the same m as at 256
             train=replace(base.train, batch_size=1024),
         ),
-        summary="Momentum² Teacher, ResNet-50, ImageNet, 8 GPUs of 128",
+        summary="Momentum² Teacher, ResNet-50, ImageNet, 8 GPUs × 128",
         command=_command("imagenet-1node-1024", "IMAGENET", "imagenet-1024", nodes=1),
         expect="paper: 70.7% linear top-1 (200 epochs: 72.7; 300: 73.8)",
     )
@@ -291,7 +291,7 @@ def imagenet_128gpu() -> Recipe:
                 "lars", lr=0.3, weight_decay=1.5e-6, warmup_epochs=10, exclude_bias_and_norm=True
             ),
         ),
-        summary="Momentum² Teacher, ResNet-50, ImageNet, LARS, 128 GPUs of 32",
+        summary="Momentum² Teacher, ResNet-50, ImageNet, LARS, 128 GPUs × 32",
         command=_command("imagenet-128gpu", "IMAGENET", "m2", nodes=16),
         expect="paper: 72.0% linear top-1 (128 per GPU: 72.9; 1000 epochs: 74.5)",
     )
@@ -305,7 +305,7 @@ def imagenet_32gpu() -> Recipe:
             train=replace(base.train, devices=32),
             optim=replace(base.optim, weight_decay=1e-6),
         ),
-        summary="Momentum² Teacher, ResNet-50, ImageNet, LARS, 32 GPUs of 128",
+        summary="Momentum² Teacher, ResNet-50, ImageNet, LARS, 32 GPUs × 128",
         command=_command("imagenet-32gpu", "IMAGENET", "m2-32", nodes=4),
         expect="release: 73.7% linear top-1",
     )
@@ -344,7 +344,7 @@ def moco_v2() -> Recipe:
             train=replace(base.train, epochs=200, batch_size=1024, devices=32),
             optim=OptimConfig(lr=0.03),
         ),
-        summary="MoCo v2 with Momentum BN keys, ResNet-50, ImageNet, 32 GPUs of 32 (--method.teacher_norm shuffle: "
+        summary="MoCo v2 with Momentum BN keys, ResNet-50, ImageNet, 32 GPUs × 32 (--method.teacher_norm shuffle: "
         "the original)",
         command=_command("moco-v2", "IMAGENET", "moco", nodes=4),
         expect="paper: 67.8% linear top-1 (shuffling BN: 66.8)",
@@ -359,7 +359,7 @@ def moco_v2_8gpu() -> Recipe:
             method=replace(base.method, teacher_norm="shuffle"),
             train=replace(base.train, batch_size=256, devices=8),
         ),
-        summary="MoCo v2 as its authors have it: shuffling BN, ResNet-50, ImageNet, 8 GPUs of 32",
+        summary="MoCo v2 as published: shuffling BN, ResNet-50, ImageNet, 8 GPUs × 32",
         command=_command("moco-v2-8gpu", "IMAGENET", "moco-8gpu", nodes=1),
         expect="paper: 67.5% linear top-1",
     )
@@ -377,7 +377,7 @@ def byol_eman() -> Recipe:
                 "lars", lr=0.9, weight_decay=1e-6, warmup_epochs=10, exclude_bias_and_norm=True
             ),
         ),
-        summary="BYOL with EMAN: the teacher's BN statistics follow the student's; ResNet-50, ImageNet, 8 GPUs of 64",
+        summary="BYOL with EMAN: the teacher's BN statistics follow the student's; ResNet-50, ImageNet, 8 GPUs × 64",
         command=_command("byol-eman", "IMAGENET", "byol-eman", nodes=1),
         expect="EMAN's authors: 72.2% linear top-1",
     )
@@ -391,7 +391,7 @@ def moco_eman() -> Recipe:
             method=replace(base.method, teacher_norm="ema"),
             optim=replace(base.optim, warmup_epochs=10),
         ),
-        summary="MoCo v2 with EMAN instead of shuffling BN, ResNet-50, ImageNet, 8 GPUs of 32",
+        summary="MoCo v2 with EMAN instead of shuffling BN, ResNet-50, ImageNet, 8 GPUs × 32",
         command=_command("moco-eman", "IMAGENET", "moco-eman", nodes=1),
         expect="EMAN's authors: 67.7% linear top-1",
     )
@@ -447,9 +447,9 @@ def dino() -> Recipe:
             train=replace(base.train, batch_size=512),
             optim=OptimConfig(lr=0.03, warmup_epochs=10, clip_norm=3.0, exclude_bias_and_norm=True),
         ),
-        summary="DINO with eight small crops, ResNet-50, ImageNet, 8 GPUs of 64",
+        summary="DINO with eight small crops, ResNet-50, ImageNet, 8 GPUs × 64",
         command=_command("dino", "IMAGENET", "dino", nodes=1),
-        expect="not measured (75.3 % linear top-1 is published for 800 epochs and batch 4080)",
+        expect="not measured (75.3% linear top-1 is published for 800 epochs and batch 4080)",
     )
 
 
@@ -477,7 +477,7 @@ def folder() -> Recipe:
             train=TrainConfig(epochs=200),
             optim=FAST_OPTIM,
         ),
-        summary="A Momentum² teacher on your own images; network, size and length are chosen by looking at them; "
+        summary="A Momentum² teacher on your own images; network, size and length are chosen to fit them; "
         f"{_DEPARTS}, on a CPU ResNet-10",
         command="momentum2 pretrain folder --data.root photos --out runs/photos",
         expect="depends on the images",
@@ -503,7 +503,7 @@ def adapt() -> Recipe:
                 freeze_encoder_epochs=1,
             ),
         ),
-        summary="Published weights, continued on your own images: first the heads alone, then all with low rates",
+        summary="Published weights, continued on your own images: first only the heads, then everything at a low rate",
         command="momentum2 pretrain adapt --data.root photos --model.backbone timm/resnet50.a1_in1k --out runs/adapted",
         expect="depends on the images",
         adapt=_fit_to_adapt,

@@ -23,7 +23,7 @@ def old_words(given: Mapping[str, object]) -> Iterator[str]:
         if old in given:
             yield f"{old} is now {new}."
     if _GONE in given:
-        yield f"{_GONE} is gone: each view has a call of its own, and a CPU thread."
+        yield f"{_GONE} no longer exists: each view has its own call, and its own CPU thread."
     if "train.virtual_devices" in given:
         yield (
             "train.virtual_devices is now train.devices, the number of devices that share each micro-batch: "
@@ -86,7 +86,7 @@ def _count(name: str, value: object) -> int:
 
 
 def inexact(old: Mapping[str, object], world: int, first: bool) -> str | None:
-    """Why a run of an earlier version cannot be resumed as it began, in words; None if it can.
+    """Why a run of an earlier version cannot be resumed exactly, in words; None if it can.
 
     Args:
         old: Its settings in its own words.
@@ -96,7 +96,7 @@ def inexact(old: Mapping[str, object], world: int, first: bool) -> str | None:
     name = old.get("method.name")
     if name is None:
         old_detector = "model" in old and "warmup_steps" not in old
-        return "its detector had other heads and learned from other targets" if old_detector else None
+        return "its detector had different heads and learned from different targets" if old_detector else None
     if old.get(_GONE) in (True, "true"):
         return "its views shared their batch statistics, and now each has its own"
     if not first:
@@ -110,9 +110,9 @@ def inexact(old: Mapping[str, object], world: int, first: bool) -> str | None:
     if "momentum" in norms and groups > world * accumulate:
         return "its devices shared one history of batch statistics, and now each has its own"
     if accumulate > 1 and world > 1 and (norms & {"momentum", "synced", "shuffle"} or name == "simclr"):
-        return "each process cut its own part of the batch into micro-batches, and now the whole batch is cut"
+        return "each process divided its own part of the batch into micro-batches, and now the whole batch is divided"
     if name == "simclr":
-        return "its projector had other layers"
+        return "its projector had different layers"
     if name in ("byol", "moco") and str(old.get("model.backbone")).startswith("efficientnet"):
         return "its teacher dropped random layers, and now it does not"
     return None

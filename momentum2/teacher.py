@@ -19,13 +19,13 @@ TeacherNorm = NormName | OldName | Literal["ema"]
 
 
 class MomentumTeacher(nn.Module):
-    """A frozen copy of a student that follows it slowly, with batch norms of its own kind.
+    """A frozen copy of a student that follows it slowly, with its own kind of batch norm.
 
     One optimizer step: any number of forwards `z = teacher(view)`, without gradient; `optimizer.step()`; then
     `teacher.update(student, weight=m, statistics=alpha)`. Between two updates the teacher does not change,
     so views and micro-batches may come in any order and number.
 
-    It makes targets, so nothing random happens in it: the network is in evaluation mode, and only its norms
+    It makes targets, so nothing in it is random: the network is in evaluation mode, and only its norms
     are in training mode. `eval()` is for evaluation.
 
     Args:
@@ -33,9 +33,9 @@ class MomentumTeacher(nn.Module):
             DistributedDataParallel or torch.compile.
         norm: The teacher's norms: "momentum" (the paper); "local" or "synced", whose running statistics come
             from the forwards, as usual; or "ema" (EMAN), which normalizes by running statistics that follow
-            the student's as the weights do, whatever the batch is.
-        history: Each device's momentum statistics are its own ("local", the paper), or their mean over all
-            devices after every update ("global"), by one collective outside the forward.
+            the student's as the weights do, whatever the batch.
+        history: Each device has its own momentum statistics ("local", the paper), or their mean over all
+            devices after every update ("global"), by one collective outside the forward pass.
         devices: The devices whose samples come in one batch, for "momentum" and "local".
         compat: "official" for the arithmetic of the authors' code.
     """
@@ -74,7 +74,7 @@ class MomentumTeacher(nn.Module):
 
     @property
     def alpha(self) -> float:
-        """Weight of the current batch against the history, in the forwards and in the update; 1 at first.
+        """Weight of the current batch relative to the history, in forward passes and in the update; initially 1.
 
         Without Momentum BN it stays 1, which is what plain batch norm does.
         """
@@ -93,9 +93,9 @@ class MomentumTeacher(nn.Module):
         """Follow the student after its optimizer step, and commit the pending statistics.
 
         Args:
-            student: The network this teacher was made from; its parameters are matched by name.
+            student: The network that this teacher was made from; parameters are matched by name.
             weight: m, the share of the student in the new weights: (1 − m) · teacher + m · student.
-            statistics: alpha of this commit and of the forwards after it; None leaves `self.alpha` as it is.
+            statistics: alpha of this commit and of the forward passes after it; None leaves `self.alpha` unchanged.
         """
         student = _unwrapped(student)
         ours, theirs = _matched(self.network.named_parameters(), student.named_parameters())
@@ -132,12 +132,12 @@ class MomentumTeacher(nn.Module):
         """How far the pending statistics are from the history; call it before `update`.
 
         The mean over norms, devices and channels of |mean − history's mean| + |std − history's std|, in units of the
-        history's std. 0 where nothing is pending.
+        history's std. 0 if nothing is pending.
         """
         return drift_of(list(momentum_norms(self)))
 
     def encoder_state(self, prefix: str = "") -> dict[str, Tensor]:
-        """A copy of the state with plain batch norm's keys; with a prefix, of that submodule alone."""
+        """A copy of the state with the keys of plain batch norm; with a prefix, of that submodule only."""
         module = self.network.get_submodule(prefix)
         return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
@@ -160,7 +160,7 @@ def _matched(
         wrong = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
         raise UserError(
             "The student is not the network that the teacher was made from. These parameters are missing, new or of "
-            f"another shape: {', '.join(wrong)}."
+            f"a different shape: {', '.join(wrong)}."
         )
     return list(mine.values()), [others[name] for name in mine]
 

@@ -221,7 +221,7 @@ def fill(encoder: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     problems = {
         "missing": [k for k in own.keys() - state.keys() if not k.endswith("num_batches_tracked")],
         "unknown": state.keys() - own.keys(),
-        "of another shape": [k for k in own.keys() & state.keys() if own[k].shape != state[k].shape],
+        "of a different shape": [k for k in own.keys() & state.keys() if own[k].shape != state[k].shape],
     }
     found = [f"{len(names)} {what} ({_some(names)})" for what, names in problems.items() if names]
     if found:

@@ -3,10 +3,13 @@
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +21,16 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import momentum2 as m2
+from momentum2.cli import main
+from momentum2.cli.commands import COMMANDS
+from momentum2.evaluate.linear import LinearOptions
+from momentum2.evaluate.selection import SelectOptions
 from momentum2.evaluate.subject import SubjectOptions
+from momentum2.report import ReportOptions
+from momentum2.reproduce import runner
+from momentum2.reproduce.command import ReproduceOptions
+from momentum2.runs.objects import of_class
+from momentum2.settings import flatten
 
 ROOT = Path(__file__).parents[1]
 TINY = {
@@ -117,9 +129,91 @@ def test_arguments_of_another_kind_are_one_sentence(tmp_path: Path, config: m2.C
         lambda: m2.plan("quickstart"),  # type: ignore[arg-type]
         lambda: m2.recipe("quickstart", ["a"]),  # type: ignore[arg-type]
     ):
-        with pytest.raises(m2.UserError, match=r" is .*, not "):
+        with pytest.raises(m2.UserError, match=r" must be .*, not "):
             call()
     assert not (tmp_path / "run").exists()
+
+
+def test_every_command_is_a_function():
+    functions = {
+        "recipes": m2.list_recipes,
+        "backbones": m2.list_backbones,
+        "plan": m2.plan,
+        "views": m2.views,
+        "stats": m2.stats,
+        "pretrain": m2.pretrain,
+        "evaluate knn": m2.evaluate_knn,
+        "evaluate linear": m2.evaluate_linear,
+        "evaluate semi": m2.evaluate_semi,
+        "detect": m2.detect,
+        "detect --eval-only": m2.evaluate_detector,
+        "detect --images": m2.detect_images,
+        "embed": m2.embed,
+        "search": m2.search,
+        "select": m2.select,
+        "runs": m2.compare_runs,
+        "report": m2.write_report,
+        "watch": m2.watch,
+        "reproduce": m2.reproduce_table,
+        "export": m2.export_encoder,
+        "log": m2.log_run,
+        "doctor": m2.doctor,
+    }
+    assert {name.partition(" --")[0] for name in functions} == set(COMMANDS)
+    assert {function.__name__ for function in functions.values()} <= set(m2.__all__)
+
+
+def test_recipes_and_backbones_are_listed():
+    recipes = m2.list_recipes()
+    assert recipes["quickstart"].config == m2.recipe("quickstart")
+    assert all(recipe.summary and recipe.expect for recipe in recipes.values())
+    assert m2.list_backbones("torchvision/resnet*") == [
+        name for name in m2.list_backbones() if name.startswith("torchvision/resnet")
+    ]
+
+
+def test_a_table_is_reproduced_from_python_in_any_thread(tmp_path: Path, capfd, caplog):
+    """The signals of the host are its own, and so is its terminal. One that is stopped is `Stopped`."""
+    options = ReproduceOptions(rows="local-momentum", out=str(tmp_path / "tables"), jobs=1)
+    printed = m2.reproduce_table("alpha", replace(options, rows=None, dry_run=True))
+    assert printed.splitlines()[0].startswith("momentum2 pretrain ")
+    assert not (tmp_path / "tables").exists()
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    ended: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            m2.reproduce_table("bn-statistics", replace(options, rows="nosuchrow"))
+        except m2.UserError as error:
+            ended.append(error)
+        with runner._stop_on_signals() as children:
+            children.stop()
+            try:
+                children.run([sys.executable, "-c", ""], tmp_path / "log")
+            except m2.Stopped as error:
+                ended.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert [type(error) for error in ended] == [m2.UserError, m2.Stopped]
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert capfd.readouterr().out == ""
+
+
+def test_there_are_four_calls_from_the_command_line_to_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    chain: list[str] = []
+
+    def fit(job: object, run: object) -> bool:
+        chain.extend(frame.name for frame in traceback.extract_stack() if "momentum2/" in frame.filename)
+        return False
+
+    monkeypatch.setattr("momentum2.api.fit", fit)
+    flags = [f"--{name}={value}" for name, value in flatten(TINY).items()]
+    assert main(["pretrain", "quickstart", *flags, "--out", str(tmp_path / "run")]) == os.EX_TEMPFAIL
+    assert chain == ["main", "_run", "pretrain", "pretrain"]  # and these call one another, and the loop: four
 
 
 def test_every_public_name_exists():
@@ -217,6 +311,36 @@ def test_a_method_from_outside_is_trained_killed_resumed_evaluated_and_exported(
         m2.pretrain(run.config, run)
 
 
+BASES = """
+import momentum2 as m2
+
+class Base(m2.Method):
+    strength = 2
+
+class Mine(Base):
+    pass
+"""
+
+
+def test_a_class_is_known_by_its_source_and_that_of_its_bases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen = []
+    for version, text in enumerate((BASES, BASES, BASES.replace("strength = 2", "strength = 3"))):
+        (tmp_path / f"bases{version}.py").write_text(text)
+        name, digest = of_class(__import__(f"bases{version}").Mine).split()
+        assert name == f"bases{version}.Mine"
+        seen.append(digest)
+    assert seen[0] == seen[1]
+    assert seen[0] != seen[2]
+    assert not caplog.messages
+    typed: dict[str, type] = {}
+    exec("class Typed: pass", {"__name__": "console"}, typed)
+    assert of_class(typed["Typed"]) == "console.Typed (source unknown)"
+    assert "cannot notice changes" in caplog.text
+
+
 def test_a_method_fits_in_forty_lines():
     assert len(METHOD.strip().splitlines()) <= 40
 
@@ -306,6 +430,31 @@ def test_threads_random_numbers_and_silence(tmp_path: Path, config: m2.Config, c
     assert capfd.readouterr().out == ""
 
 
+def test_every_function_leaves_threads_and_random_numbers_alone(tmp_path: Path, config: m2.Config):
+    run, threads = m2.pretrain(config, tmp_path / "run"), torch.get_num_threads()
+    features = m2.embed(run, subject=CPU)
+    for call in (
+        lambda: m2.plan(config, probe=True),
+        lambda: m2.load_encoder(run),
+        lambda: m2.load_encoder(run.path / "checkpoints" / "step-00000004"),
+        lambda: m2.export_encoder(run, "onnx", tmp_path / "onnx"),
+        lambda: m2.write_report(run, tmp_path / "page.html", ReportOptions(points=20)),
+        lambda: m2.views("shapes", tmp_path / "views.png", count=2),
+        lambda: m2.stats("shapes", count=5),
+        lambda: m2.evaluate_linear(run, options=LinearOptions(protocol="cached", floors=False), subject=CPU),
+        lambda: m2.embed(run, subject=CPU),
+        lambda: m2.select(features, "diverse", options=SelectOptions(count=3)),
+        lambda: m2.compare_runs(tmp_path),
+        lambda: m2.list_backbones("torchvision/resnet*"),
+        lambda: m2.doctor(tmp_path),
+    ):
+        torch.manual_seed(1)
+        before = torch.get_rng_state()
+        call()
+        assert torch.equal(torch.get_rng_state(), before)
+        assert torch.get_num_threads() == threads
+
+
 def test_not_in_the_main_thread(tmp_path: Path, config: m2.Config):
     done: list[bool] = []
     thread = threading.Thread(target=lambda: done.append(m2.pretrain(config, tmp_path / "run").finished))
@@ -319,11 +468,15 @@ import json, sys
 import torch.distributed as dist
 import momentum2 as m2
 
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/meeting", rank=0, world_size=1)
+folder, rank, world = sys.argv[1], int(sys.argv[3]), int(sys.argv[4])
+dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
 group = dist.group.WORLD
-assert m2.pretrain(m2.recipe("quickstart", json.loads(sys.argv[2])), f"{sys.argv[1]}/run").finished
+config = m2.recipe("quickstart", json.loads(sys.argv[2]))
+run = m2.pretrain(config, f"{folder}/run")
+assert run.finished and run.config.train.devices == world
+assert 0 <= m2.evaluate_knn(run).accuracy.top1 <= 100
 try:
-    m2.pretrain(m2.recipe("quickstart", json.loads(sys.argv[2])), f"{sys.argv[1]}/run", resume="never")
+    m2.pretrain(config, f"{folder}/run", resume="never")
 except m2.UserError:
     pass
 assert dist.is_initialized() and dist.group.WORLD is group
@@ -331,10 +484,17 @@ dist.barrier()
 """
 
 
-def test_a_process_group_of_the_host_is_reused_and_left_alone(tmp_path: Path, warm_python: str):
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_process_group_of_the_host_is_reused_and_left_alone(tmp_path: Path, warm_python: str, world: int):
+    """However the host made it: the variables of torchrun are not there."""
     environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
     command = [warm_python, "-c", GROUP, tmp_path, json.dumps(TINY)]
-    subprocess.run(command, env=environment, timeout=600, check=True)
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(subprocess.Popen([*command, str(rank), str(world)], env=environment))
+            for rank in range(world)
+        ]
+        assert [process.wait(600) for process in processes] == [0] * world
 
 
 CONSOLE = """
@@ -373,8 +533,6 @@ def test_a_class_from_a_console_works_or_one_sentence_says_why_not(
 
 
 def test_a_run_started_from_python_is_not_restarted_by_a_command(tmp_path: Path, config: m2.Config, capsys):
-    from momentum2.cli import main
-
     run = m2.pretrain(config, tmp_path / "run", encoder=Small())
     assert main(["pretrain", "--config", str(run.path / "config.yaml"), "--out", str(run.path)]) == 2
     assert "can only be passed from Python" in capsys.readouterr().err

@@ -269,7 +269,7 @@ def test_a_size_that_a_network_cannot_take(
     name: str, sizes: tuple[int, ...], setting: str, close: int
 ) -> None:
     with pytest.raises(
-        SettingError, match=rf"does not suit {name} .*nearest size that it takes is {close}"
+        SettingError, match=rf"does not work with {name} .*nearest size that it takes is {close}"
     ) as e:
         backbones.inspect(Architecture(name, "imagenet", 1.0), sizes)
     assert e.value.setting == setting
@@ -361,7 +361,7 @@ def test_every_kind_of_mismatch_is_listed_and_nothing_is_loaded(tmp_path: Path, 
     message = str(caught.value)
     assert "1 missing (layer1.0.conv1.weight)" in message
     assert "1 unknown (stranger)" in message
-    assert "1 of another shape (conv1.weight)" in message
+    assert "1 of a different shape (conv1.weight)" in message
     assert all(torch.equal(v, before[k]) for k, v in encoder.state_dict().items())
 
 

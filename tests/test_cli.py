@@ -13,11 +13,12 @@ from PIL import Image
 
 from momentum2.cli import commands, main
 from momentum2.cli.commands import COMMANDS, _config
+from momentum2.cli.options import Words
 from momentum2.config import Config, DataConfig
 from momentum2.data.opening import find_data
 from momentum2.errors import UserError
 from momentum2.recipes import RECIPES
-from momentum2.settings import leaves
+from momentum2.settings import kind_of, leaves, words_of
 
 
 def momentum2(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -62,7 +63,7 @@ def planned(*arguments: str) -> Config:
         (["plan", "quickstart", "--train.steps", "0"], "--train.steps must be at least 1"),
         (["plan", "quickstart", "--method.alpha", "1.5"], "--method.alpha must be from 0 to 1"),
         (["plan", "quickstart", "--optim.lr=-1"], "--optim.lr must be at least 0"),
-        (["plan", "byol", "--optim.nesterov", "true"], "--optim.nesterov is for sgd"),
+        (["plan", "byol", "--optim.nesterov", "true"], "--optim.nesterov is only for sgd"),
         (["plan", "quickstart", "--optim.nesterov=true", "--optim.sgd_momentum=0"], "above 0"),
         (["plan", "quickstart", "--optim.milestones", "[0.6,60]"], "shares of the run"),
         (
@@ -73,13 +74,13 @@ def planned(*arguments: str) -> Config:
         (["plan", "quickstart", "--monitor.log_every", "0"], "--monitor.log_every must be at least 1"),
         (
             ["plan", "quickstart", "--views.recipe", "supervised"],
-            "makes 1 view per image, but BYOL takes at least 2",
+            "makes 1 view per image, but BYOL takes at least 2 views. Use byol, or",
         ),
         (["plan", "quickstart-paper", "--train.devices", "32"], "needs at least 2 samples but would get 1"),
         (["plan", "quickstart", "--train.devices", "7"], "cannot be divided among 7 device(s)"),
         (
             ["plan", "quickstart", "--method.teacher_norm", "shuffle"],
-            "--method.teacher_norm shuffle does not suit BYOL",
+            "--method.teacher_norm shuffle does not work with BYOL",
         ),
         (["plan", "quickstart", "extra"], "Unexpected argument 'extra'. See momentum2 plan --help."),
         (["plan", "quickstart", "--processes", "0"], "--processes must be at least 1"),
@@ -155,7 +156,7 @@ def test_a_root_without_a_name_never_means_shapes(tmp_path: Path, capsys: pytest
     assert main(command) == 2  # so it is COCO, whose training split is not there
     assert "instances_train2017.json" in capsys.readouterr().err
     assert main([*command, "--data.name", "shapes"]) == 2
-    assert "--data.root is for files" in capsys.readouterr().err
+    assert "--data.root is only for files" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -204,6 +205,31 @@ def test_what_a_command_is_about_may_come_last(
         assert process.stdout is not None
         assert process.stdout.readline().startswith(f"Watching {run} at http://127.0.0.1:")
         process.kill()
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if COMMANDS[name].options().positional])
+def test_words_of_every_command_come_in_any_order(name: str):
+    options = COMMANDS[name].options()
+    given = [(f"--{option}", _some_value(hint)) for option, hint in list(options.known.items())[:3]]
+    about = ["one", "two"]
+    orders = [
+        [*about, *(word for pair in given for word in pair)],
+        [*(word for pair in given for word in pair), *about],
+        ["one", *(word for pair in given for word in pair), "two"],
+        [*(f"{flag}={value}" for flag, value in reversed(given)), *about],
+    ]
+    found = [options.parse(name, order) for order in orders]
+    assert all((one.named, one.options, one.settings) == (("one", "two"), *_given(found[0])) for one in found)
+    assert len(found[0].options) + len(found[0].settings) == len(given)
+
+
+def _given(words: Words) -> tuple[dict[str, object], dict[str, object]]:
+    return words.options, words.settings
+
+
+def _some_value(hint: object) -> str:
+    kind = kind_of(hint)
+    return "true" if "true" in kind else "1" if "number" in kind else (words_of(hint) or ["text"])[0]
 
 
 def test_several_runs_stand_anywhere(trained: Path, tmp_path: Path):

@@ -152,14 +152,14 @@ def test_an_old_run_is_resumed(tmp_path: Path, warm_python: str, name: str, proc
         (
             "old-cut",
             PRETRAIN.format("--method.student_norm synced --train.accumulate 2"),
-            "the whole batch is cut",
+            "the whole batch is divided",
         ),
         (
             "batch-mixed",
             PRETRAIN.format("--method.teacher_norm local --train.devices 4"),
             "choose local or synced|normalized each process's part",
         ),
-        ("detector", DETECTOR, "its detector had other heads and learned from other targets"),
+        ("detector", DETECTOR, "its detector had different heads and learned from different targets"),
     ],
 )
 def test_an_old_run_that_cannot_be_resumed_exactly_is_refused(

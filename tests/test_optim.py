@@ -250,7 +250,7 @@ def test_layers_learn_more_slowly_the_nearer_they_are_to_the_image():
     assert found["encoder.pos_embed"] == pytest.approx(0.1 * 0.5**depth)
     assert len({lr for n, (lr, _) in groups_of("timm/test_convnext", config).items()}) > 4
     assert {lr for _, (lr, _) in groups_of("resnet18", OptimConfig(encoder_lr=0.1)).items()} == {0.1, 1.0}
-    with pytest.raises(SettingError, match=r"^optim.layer_decay is for networks of timm"):
+    with pytest.raises(SettingError, match=r"^optim.layer_decay is only for timm networks"):
         groups_of("resnet18", config)
 
 

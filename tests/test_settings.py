@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import torch
 import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from momentum2 import load_encoder
 from momentum2.api import pretrain
@@ -21,8 +23,8 @@ from momentum2.config import Config, DataConfig, Limits, ModelConfig, MonitorCon
 from momentum2.detection.presets import DetectConfig, DetectionDataName, DetectorName, preset
 from momentum2.errors import SettingError, UnknownSetting, UserError
 from momentum2.recipes import RECIPES
+from momentum2.runs.card import EncoderCard
 from momentum2.settings import (
-    LARGEST_FILE,
     _kinds,
     check,
     config_from_file,
@@ -31,8 +33,8 @@ from momentum2.settings import (
     from_file,
     leaves,
     override,
-    read_settings,
 )
+from momentum2.yaml_settings import LARGEST_FILE, read_settings
 
 PUBLISHED = Path(__file__).parent.parent / "docs" / "results"
 
@@ -68,6 +70,10 @@ FORMS = [
     "method: {alpha: evil.X}",
     "method: {name: {class_path: evil.X}}",
     "evil.X: {}\nevil: evil.X",
+    "data: &evil {class_path: evil.X}\ntrain: *evil",
+    "data:\n  <<: {class_path: evil.X}",
+    "objects: {method: evil.X, encoder: evil.X, dataset: evil.X}\nmethod: {class_path: evil.X}",
+    "model: {backbone: resnet18, class_path: evil.X}",
     "evil.X",
     "- evil.X",
 ]
@@ -82,9 +88,13 @@ COMMANDS: dict[str, Callable[[Path], int]] = {
         ["views", "shapes", "--config", str(run / "config.yaml"), "--out", "views.png"]
     ),
     "detect": lambda run: main(["detect", "--config", str(run / "config.yaml"), "--out", str(run / "new")]),
+    "detect RUN": lambda run: main(["detect", str(run), "--out", str(run / "new")]),
+    "stats": lambda run: main(["stats", "shapes", "--config", str(run / "config.yaml")]),
     "report": lambda run: main(["report", str(run)]),
     "watch": lambda run: main(["watch", str(run), "--port", "0"]),
-    "evaluate": lambda run: main(["evaluate", "knn", str(run)]),
+    "evaluate knn": lambda run: main(["evaluate", "knn", str(run)]),
+    "evaluate linear": lambda run: main(["evaluate", "linear", str(run)]),
+    "evaluate semi": lambda run: main(["evaluate", "semi", str(run), "--fraction", "0.1"]),
     "embed": lambda run: main(["embed", str(run), "--out", str(run / "features.npz")]),
     "export": lambda run: main(["export", str(run), "--format", "torchvision", "--out", str(run / "new")]),
 }
@@ -124,6 +134,31 @@ def test_a_config_imports_nothing(
     assert len(said.splitlines()) == 1
     assert not evil()
     assert not (tmp_path / "sent" / "new").exists()
+
+
+@pytest.mark.parametrize("form", [*FORMS, "objects: {method: evil.X, encoder: evil.X, dataset: evil.X}"])
+def test_a_folder_of_runs_imports_nothing(form: str, run: Path, tmp_path: Path, evil: Callable[[], bool]):
+    """A table of runs names the one that it cannot read, and goes on; a tracker does not ask the config."""
+    shutil.copytree(run, tmp_path / "runs" / "sent")
+    (tmp_path / "runs" / "sent" / "config.yaml").write_text(form)
+    assert main(["runs", str(tmp_path / "runs")]) in (0, 2)
+    assert main(["log", str(tmp_path / "runs" / "sent"), "--to", "tensorboard"]) in (0, 2)
+    assert not evil()
+
+
+@pytest.mark.parametrize("name", ["evil.X", "timm/evil.X", "torchvision/evil.X", "hf-hub:evil/X", "own"])
+def test_the_card_of_an_encoder_imports_nothing(
+    name: str, run: Path, tmp_path: Path, evil: Callable[[], bool]
+):
+    card = EncoderCard.of_run(config_from_file(run / "config.yaml"), 64, "student", 1)
+    path = tmp_path / "encoder.safetensors"
+    save_file({"x": torch.zeros(1)}, path, replace(card, backbone=name).to_metadata())
+    with pytest.raises(UserError):
+        load_encoder(path)
+    save_file({"x": torch.zeros(1)}, path, replace(card, options=("norm_layer=evil.X",)).to_metadata())
+    with pytest.raises(UserError):
+        load_encoder(path)
+    assert not evil()
 
 
 @pytest.mark.parametrize("form", FORMS)

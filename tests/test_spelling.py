@@ -79,7 +79,7 @@ RUN = {
         (
             {"train.virtual_devices": 8, "train.accumulate": 2, "method.student_norm": "split"},
             4,
-            "whole batch is cut",
+            "whole batch is divided",
         ),
         (
             {"train.virtual_devices": 8, "method.student_norm": "split", "method.teacher_norm": "split"},
@@ -87,11 +87,11 @@ RUN = {
             None,
         ),
         ({"train.accumulate": 2}, 1, None),
-        ({"train.accumulate": 2}, 2, "whole batch is cut"),
+        ({"train.accumulate": 2}, 2, "whole batch is divided"),
         (
             {"train.accumulate": 2, "method.name": "simclr", "method.student_norm": "split"},
             2,
-            "whole batch is cut",
+            "whole batch is divided",
         ),
         ({"train.accumulate": 2, "method.teacher_norm": "split"}, 2, None),
         ({"method.name": "simclr"}, 1, "projector"),
@@ -109,7 +109,7 @@ def test_a_setting_that_is_gone():
     given = {"method.joint_views": True, "optim.lr": 0.1}
     assert translate(given, {}, None) == {"optim.lr": 0.1}
     assert [*old_words(given)] == [
-        "method.joint_views is gone: each view has a call of its own, and a CPU thread."
+        "method.joint_views no longer exists: each view has its own call, and its own CPU thread."
     ]
     assert "shared" in inexact({**RUN, "method.joint_views": True}, 1, first=False)
     assert inexact({**RUN, "method.joint_views": False}, 1, first=False) is None

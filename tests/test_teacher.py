@@ -162,10 +162,10 @@ def test_buffers_of_the_student_are_not_touched(student):
 def test_parameters_match_by_name_strictly(student):
     teacher = MomentumTeacher(student)
     student.predictor = nn.Linear(4, 4)
-    with pytest.raises(UserError, match=r"another shape: predictor.bias, predictor.weight\."):
+    with pytest.raises(UserError, match=r"a different shape: predictor.bias, predictor.weight\."):
         teacher.update(student, weight=0.1)
     del student.predictor, student.head
-    with pytest.raises(UserError, match=r"another shape: head\.0\.bias, head\.0\.weight,"):
+    with pytest.raises(UserError, match=r"a different shape: head\.0\.bias, head\.0\.weight,"):
         teacher.update(student, weight=0.1)
 
 

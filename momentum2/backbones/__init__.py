@@ -269,7 +269,7 @@ def _create(
     except Exception as error:
         # Constructors pass most arguments on, so what they do not take is known when one of them says so.
         setting = "model.options" if given else "model.backbone"
-        what = f"{', '.join(options)} does not suit" if given else "cannot be"
+        what = f"{', '.join(options)} does not work with" if given else "cannot be"
         raise SettingError(setting, f"{what} {name} ({fit.in_words(error)}).") from None
 
 
@@ -343,7 +343,7 @@ def _refusal(
     setting = "data.image_size" if size == sizes[0] else "views.small_size"
     close = fit.nearest(size, _usual_size(network), takes)
     hint = f"The nearest size that it takes is {close}." if close else "Choose another backbone."
-    return SettingError(setting, f"{size} does not suit {architecture.backbone} ({why}). {hint}")
+    return SettingError(setting, f"{size} does not work with {architecture.backbone} ({why}). {hint}")
 
 
 __all__ = [

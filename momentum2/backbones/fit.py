@@ -53,7 +53,7 @@ def measure(network: nn.Module, sizes: Iterable[int], channels: int, backward: b
         widths[size] = features.shape[1]
     if len(set(widths.values())) > 1:
         told = ", ".join(f"{width} at {size} px" for size, width in widths.items())
-        raise UserError(f"{type(network).__name__} has another number of features at each size: {told}.")
+        raise UserError(f"{type(network).__name__} has a different number of features at each size: {told}.")
     unused = tuple(n for n, p in shadow.named_parameters() if p.requires_grad and p.grad is None)
     return Fit(next(iter(widths.values())), unused)
 

@@ -37,11 +37,11 @@ def describe(name: str) -> tuple[str, str]:
     if not name.startswith(TIMM):
         raise SettingError(
             "model.pretrained",
-            f"is for networks of timm, not {name}. Choose one such as timm/resnet50, or set model.weights to a file.",
+            f"is only for timm networks, not {name}. Choose one such as timm/resnet50, or set model.weights to a file.",
         )
     config = timm_networks.timm().get_pretrained_cfg(name.removeprefix(TIMM))
     if config is None or not config.hf_hub_id:
-        raise SettingError("model.pretrained", f"cannot be true: nobody has published weights of {name}.")
+        raise SettingError("model.pretrained", f"cannot be true: there are no published weights for {name}.")
     return str(config.hf_hub_id), str(config.license or "unknown")
 
 
@@ -111,13 +111,13 @@ def load(architecture: Architecture, file: Path) -> tuple[nn.Module, tuple[str, 
         )
     except Exception as error:  # there is no end to what loading raises
         told = " ".join(str(error).split())[:300].rstrip(".")
-        raise UserError(f"The weights in {file} do not suit {name} ({told}).") from None
+        raise UserError(f"The weights in {file} do not fit {name} ({told}).") from None
     finally:
         logger.removeHandler(missing)
         logger.setLevel(level)
     if missing.names:
         raise UserError(
-            f"The weights in {file} do not suit {name}: {', '.join(missing.names[:5])} is missing."
+            f"The weights in {file} do not fit {name}: {', '.join(missing.names[:5])} is missing."
         )
     fitted = [
         f"{key} is fitted from {shapes[key]} to {list(tensor.shape)}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from momentum2.cli.options import ConfigFile, Options, Positional, Words
 from momentum2.config import Config, Count, Limits, Network, Processes, Resume, Tracker
-from momentum2.errors import UserError, shown
+from momentum2.errors import Stopped, UserError, shown
 from momentum2.terminal import is_first
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def recipes(words: Words) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from momentum2.recipes import RECIPES, find
+    from momentum2 import api
+    from momentum2.recipes import find
 
     name = words.at_most_one()
     if name is not None:
@@ -61,8 +62,7 @@ def recipes(words: Words) -> int:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("recipe", "what it is", "expect"):
         table.add_column(column)
-    for name, build in RECIPES.items():
-        recipe = build()
+    for name, recipe in api.list_recipes().items():
         table.add_row(name, recipe.summary, recipe.expect)
     Console().print(table)
     return 0
@@ -81,7 +81,8 @@ def backbones(words: Words) -> int:
     if len(names) > 100:
         print("\n".join(names))
         print(
-            f"\n{len(names):,} backbones. A pattern of up to 100, such as 'timm/convnext*', shows their parameters."
+            f"\n{len(names):,} backbones. A pattern that matches at most 100, such as 'timm/convnext*', shows their "
+            "parameters."
         )
         return 0
     for name in names:
@@ -242,7 +243,7 @@ def _evaluate(words: Words, kind: str) -> int:
     measure = {"knn": api.evaluate_knn, "linear": api.evaluate_linear, "semi": api.evaluate_semi}[kind]
     try:
         measure(source, options=options, subject=subject)  # type: ignore[operator]
-    except api.Stopped:
+    except Stopped:
         return _stopped()
     return 0
 
@@ -449,23 +450,17 @@ def _detect_defaults(words: Words) -> "DetectConfig":
 
 def detect(words: Words) -> int:
     """Fine-tune a detector."""
-    try:
-        from momentum2 import api
-        from momentum2.detection import finetune, use  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith("faster_coco_eval"):
-            raise
-        raise UserError("momentum2 detect needs its extra. Run pip install 'momentum2[detection]'.") from None
+    from momentum2 import api
+
     run, options = words.at_most_one(), words.read(DetectOptions())
     if options.eval_only or options.images is not None:
         if run is None:
             raise UserError("Missing argument RUN: the run of the fine-tuned detector.")
-        out = Path(options.out) if options.out else None
         with words.naming_files():
             if options.images is None:
-                use.evaluate(Path(run), words.settings, out)
+                api.evaluate_detector(run, overrides=words.settings, out=options.out or None)
             else:
-                _say(use.detect_in(Path(run), Path(options.images), words.settings, out))
+                api.detect_images(run, options.images, overrides=words.settings, out=options.out or None)
         return 0
     out = _out(options.out, "Choose a run directory with --out DIR.")
     # The settings of this model on these data are the defaults; what was given still wins.
@@ -551,9 +546,9 @@ class WatchOptions:
 
 def watch(words: Words) -> int:
     """Serve the live page."""
-    from momentum2.report.watch import watch
+    from momentum2 import api
 
-    watch(Path(words.one()), words.read(WatchOptions()).port)
+    api.watch(words.one(), words.read(WatchOptions()).port)
     return 0
 
 
@@ -566,22 +561,15 @@ def _reproduce_options() -> Options:
 
 def reproduce(words: Words) -> int:
     """Run a table of the paper."""
-    from momentum2.reproduce.command import ReproduceOptions, find_work, jobs_of
-    from momentum2.reproduce.runner import Stopped, commands, reproduce, write_table
+    from momentum2 import api
+    from momentum2.reproduce.command import ReproduceOptions
 
-    options = words.read(ReproduceOptions())
-    work = find_work(words.one(), options)
-    if options.dry_run:
-        for line in commands(work):
-            _say(line)
-        return 0
     try:
-        text = reproduce(work, jobs_of(options))
+        text = api.reproduce_table(words.one(), words.read(ReproduceOptions()))
     except Stopped:
-        write_table(work)
         return _stopped()
-    print(f"\n{text}")
-    _say(f"Written to {work.out / work.table.stem}.md, .json and .png.")
+    for line in text.split("\n"):
+        print(shown(line, 10_000))
     return 0
 
 
@@ -652,7 +640,7 @@ _DATA = Positional(
 
 COMMANDS: dict[str, Command] = {
     "recipes": Command(
-        "List the named recipes with their headline numbers. With a name, show that recipe whole.",
+        "List the named recipes with their headline numbers. With a name, show that recipe in full.",
         "[RECIPE]",
         lambda: Options(_recipe()),
         recipes,
@@ -660,24 +648,24 @@ COMMANDS: dict[str, Command] = {
     "backbones": Command(
         "List the networks that can be pretrained. A pattern such as 'timm/vit_tiny*' also shows their parameters.",
         "[PATTERN]",
-        lambda: Options(Positional("PATTERN", "Part of a name, with * for any letters.")),
+        lambda: Options(Positional("PATTERN", "A name, or part of it with * for any characters.")),
         backbones,
     ),
     "plan": Command(
-        "Resolve a recipe: steps, learning rate, momenta, BN batch, memory, time. Trains nothing.",
+        "Resolve a recipe: steps, learning rate, momentums, BN batch, memory, time. Trains nothing.",
         _RECIPE_USAGE,
         lambda: _recipe_options(PlanOptions()),
         plan,
         _recipe_defaults,
     ),
     "views": Command(
-        "Draw some images and, beside each, the views that the network sees.",
+        "Draw some images and, next to each, the views that the network sees.",
         "DATA --out views.png [options]",
         lambda: Options(_DATA, (ViewsOptions(), ConfigFile()), Config()),
         views,
     ),
     "stats": Command(
-        "Look at the values of some images: their range in each channel, and the flags that fit (window, mean, std).",
+        "Look at the values of some images: their range in each channel, and the flags to use (window, mean, std).",
         "DATA [options]",
         lambda: Options(_DATA, (StatsOptions(), ConfigFile()), Config()),
         stats,
@@ -737,7 +725,7 @@ COMMANDS: dict[str, Command] = {
         select,
     ),
     "runs": Command(
-        "Show a table of the runs below a folder, with their results and the settings that differ.",
+        "Show a table of the runs in a folder, with their results and the settings that differ.",
         "DIR [--out runs.csv]",
         lambda: Options(Positional("DIR", "A folder with run directories."), (RunsOptions(),)),
         runs,
@@ -755,9 +743,9 @@ COMMANDS: dict[str, Command] = {
         watch,
     ),
     "reproduce": Command(
-        "Run a table of the paper, and print it beside the paper's numbers. Each row is run with each seed, and what "
+        "Run a table of the paper and print it next to the paper's numbers. Each row is run with each seed, and what "
         "is finished is not run again: the same command resumes after any interruption. smoke takes minutes on the "
-        "embedded shapes and shows that everything works; cifar is the same comparison on CIFAR-10 (image files in "
+        "built-in shapes and shows that everything works; cifar is the same comparison on CIFAR-10 (image files in "
         "train/ and test/), for two CPU cores overnight, about 40 minutes per row and seed; paper has the "
         "published settings.",
         "TABLE [--scale smoke|cifar|paper] [options]",

@@ -23,11 +23,11 @@ from momentum2.settings import (
     kind_of,
     leaves,
     override,
-    read_settings,
     takes_none,
     words_of,
 )
 from momentum2.spelling import OLD_OPTIONS, old_words
+from momentum2.yaml_settings import read_settings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

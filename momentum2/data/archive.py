@@ -124,7 +124,7 @@ def _zip_members(path: Path) -> Iterator[tuple[str, int, int]]:
                 if not member.is_dir():
                     yield member.filename.removeprefix("./"), number, member.file_size
     except _DAMAGE as error:
-        raise UserError(f"{path} is damaged ({error}). Make or download it again.") from error
+        raise UserError(f"{path} is damaged ({error}). Create or download it again.") from error
 
 
 def _tar_members(path: Path) -> Iterator[tuple[str, int, int]]:

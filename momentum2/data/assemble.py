@@ -22,7 +22,7 @@ _MARGIN = 1.5
 Images = NDArray[np.uint8]  # (n, height, width, channels)
 
 
-class Job(NamedTuple):
+class Chunk(NamedTuple):
     """Some samples of a batch."""
 
     step: int
@@ -42,7 +42,7 @@ class Done(NamedTuple):
 
 @dataclass(frozen=True)
 class Assemble:
-    """The task of turning a `Job` into pixels, here or in a worker process.
+    """The task of turning a `Chunk` into pixels, here or in a worker process.
 
     Args:
         dataset: The images.
@@ -60,11 +60,11 @@ class Assemble:
     local: int
     memory: SharedMemory | None = None
 
-    def __call__(self, job: Job) -> Done:
+    def __call__(self, chunk: Chunk) -> Done:
         known = set(self.dataset.bad)
-        images = self._room(job)
+        images = self._room(chunk)
         try:
-            taken = self._whole(job, images[0]) if self.whole else self._crops(job, images)
+            taken = self._whole(chunk, images[0]) if self.whole else self._crops(chunk, images)
         except UserError:
             taken = None
         bad = {index: reason for index, reason in self.dataset.bad.items() if index not in known}
@@ -100,23 +100,23 @@ class Assemble:
             yield memory[start:stop].reshape(self.local, height, width, -1)
             start = stop
 
-    def _room(self, job: Job) -> list[Images]:
+    def _room(self, chunk: Chunk) -> list[Images]:
         if self.memory is None:
             return [
-                np.empty((len(job.indices), *size, self.dataset.channels), np.uint8) for size in self.sizes
+                np.empty((len(chunk.indices), *size, self.dataset.channels), np.uint8) for size in self.sizes
             ]
-        return [images[job.row : job.row + len(job.indices)] for images in self.slot(job.slot)]
+        return [images[chunk.row : chunk.row + len(chunk.indices)] for images in self.slot(chunk.slot)]
 
-    def _whole(self, job: Job, images: Images) -> Ints:
-        taken, images[:] = self.dataset.fetch(job.indices)
+    def _whole(self, chunk: Chunk, images: Images) -> Ints:
+        taken, images[:] = self.dataset.fetch(chunk.indices)
         return taken
 
-    def _crops(self, job: Job, images: list[Images]) -> Ints:
+    def _crops(self, chunk: Chunk, images: list[Images]) -> Ints:
         draws = [
-            draw_at(spec, self.seed, job.step, view, self.count, job.places)
+            draw_at(spec, self.seed, chunk.step, view, self.count, chunk.places)
             for view, spec in enumerate(self.specs)
         ]
-        opened = [self.dataset.good(index, _with_size) for index in job.indices.tolist()]
+        opened = [self.dataset.good(index, _with_size) for index in chunk.indices.tolist()]
         taken = np.array([index for index, _ in opened], np.int64)
         sizes = torch.tensor([size for _, (_, size) in opened])
         boxes = [crop_boxes(draws_of_view, sizes[:, 0], sizes[:, 1]).tolist() for draws_of_view in draws]

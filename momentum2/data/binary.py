@@ -199,5 +199,5 @@ def _empty_array(kind: Any, shape: Any, dtype: Any) -> NDArray[np.uint8]:
 
 def _uint8(code: str, align: Any = False, copy: Any = False) -> np.dtype[np.uint8]:
     if code != "u1":
-        raise pickle.UnpicklingError(f"it holds an array of {code}, not of bytes")
+        raise pickle.UnpicklingError(f"it contains an array of {code}, not of bytes")
     return np.dtype(np.uint8)

@@ -199,20 +199,20 @@ def _checked(folder: Path, count: int, channels: int) -> Content:
     size, blocks = int(manifest["bytes"]), np.array(manifest["blocks"], np.int64)
     pixels = (folder / "pixels.bin").lstat()
     if not stat.S_ISREG(pixels.st_mode) or pixels.st_size != size or len(blocks) != -(-size // BLOCK):
-        raise ValueError("pixels.bin has another size")
+        raise ValueError("pixels.bin has a different size")
     data = read(folder / "index.npy", 1000 + 24 * count)
     if hashlib.sha256(data).hexdigest() != manifest["index"]:
         raise ValueError("index.npy has changed")
     index: Ints = np.load(io.BytesIO(data), allow_pickle=False)
     if index.shape != (count, 3) or index.dtype != np.int64 or index.min(initial=0) < 0:
-        raise ValueError("index.npy is of other images")
+        raise ValueError("index.npy belongs to other images")
     if index[:, 0].max(initial=0) > size or index[:, 1:].max(initial=0) > MAX_PIXELS:
         raise ValueError("index.npy has numbers that no image has")
     if (index[:, 0] + index[:, 1:].prod(1) * channels).max(initial=0) > size:
         raise ValueError("index.npy leaves pixels.bin")
     bad = {int(number): str(reason) for number, reason in manifest["bad"].items()}
     if not all(0 <= number < count for number in bad):
-        raise ValueError("manifest.json is of other images")
+        raise ValueError("manifest.json belongs to other images")
     return Content(folder, index, blocks, bad)
 
 
@@ -222,5 +222,6 @@ def _distrust(folder: Path) -> None:
     with suppress(OSError):
         (folder / "manifest.json").unlink()
     logging.getLogger("momentum2").warning(
-        "The cache %s is damaged. The images themselves are read, and the next start makes it again.", folder
+        "The cache %s is damaged. Images are read from their files; the next start makes it again.",
+        folder,
     )

@@ -100,10 +100,10 @@ class Dataset(ABC):
     """Images 0 to `len - 1`, read in any order, from any process (a data set can be pickled).
 
     Attributes:
-        names: One stable name per image, such as its path below the root.
+        names: One stable name per image, such as its path relative to the root.
         labels: Class of each image, int64 (n,), or None.
         class_names: What the labels mean, or None.
-        fixed_size: (height, width) if all images are known to have the same.
+        fixed_size: (height, width) if all images are known to have the same size.
         in_memory: Reading is no more than copying, so no worker process is needed.
         reading: How what is stored becomes pixels, and of how many channels.
         bad: Images that turned out unreadable so far, and why.
@@ -146,19 +146,19 @@ class Dataset(ABC):
     def read(self, indices: Iterable[int]) -> list[Pixels] | Pixels:
         """Pixels of the images: uint8 (height, width, channels) each, or one (n, height, width, channels) array.
 
-        In place of an unreadable image comes the next readable one.
+        The next readable image takes the place of an unreadable one.
         """
         return self.fetch(indices)[1]
 
     def fetch(self, indices: Iterable[int]) -> tuple[Ints, list[Pixels] | Pixels]:
-        """As `read`, and before it the indices of the images that were really taken."""
+        """Like `read`, preceded by the indices of the images that were actually used."""
         found = [self.good(int(i), lambda picture: picture.pixels()) for i in indices]
         return np.array([i for i, _ in found], np.int64), [pixels for _, pixels in found]
 
     def good(self, index: int, use: Callable[[Picture], T]) -> tuple[int, T]:
         """`use(picture)` of image `index` or, if it is unreadable, of the next readable one (with its index).
 
-        Unreadable ones are entered in `bad`; more of them than are tolerated is a `UserError`.
+        Unreadable images are added to `bad`; more of them than tolerated are a `UserError`.
         """
         for i in chain(range(index, len(self)), range(index)):
             if i not in self.bad:
@@ -171,7 +171,7 @@ class Dataset(ABC):
         raise AssertionError("every image is bad and yet that is tolerated")
 
     def check_bad(self, listed: int = 0, listed_in: str = "") -> None:
-        """Raise a `UserError` if more images are bad than are tolerated, by `bad` or by a list of them."""
+        """Raise a `UserError` if more images are bad than tolerated, according to `bad` or to a list of them."""
         count = max(len(self.bad), listed)
         if count > self.max_bad_fraction * len(self) or count == len(self):
             first = min(self.bad)

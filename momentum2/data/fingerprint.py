@@ -27,11 +27,11 @@ def fingerprint(dataset: Dataset) -> Fingerprint:
 def difference(before: Mapping[str, Any], now: Fingerprint, names: Sequence[str]) -> str | None:
     """What is different about the images, in words; None if nothing is."""
     if before["names"] != now["names"]:
-        return "they have other names or another order"
+        return "they have different names or a different order"
     for index, content in before["contents"].items():
         found = now["contents"].get(index)
         if content is not None and found is not None and content != found:  # what cannot be read may heal
-            return f"{names[int(index)]} has another content"
+            return f"{names[int(index)]} has different content"
     return None
 
 

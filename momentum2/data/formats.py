@@ -67,7 +67,7 @@ def read_dicom(data: bytes) -> NDArray[Any]:
     if "PixelData" not in header:
         raise BadImage("a DICOM file without an image")
     if int(header.get("NumberOfFrames") or 1) != 1:
-        raise BadImage(f"a DICOM file of {header.NumberOfFrames} frames; save each as a file of its own")
+        raise BadImage(f"a DICOM file of {header.NumberOfFrames} frames; save each as a separate file")
     _refuse_large((int(header.Rows), int(header.Columns), int(header.get("SamplesPerPixel", 1))))
     stored = header.pixel_array
     if stored.ndim == 3:

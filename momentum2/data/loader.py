@@ -21,7 +21,7 @@ from torch import Tensor
 
 from momentum2.augment import Draws, ViewSpec, draw_at
 from momentum2.config import ExactOrder
-from momentum2.data.assemble import Assemble, Done, Images, Job
+from momentum2.data.assemble import Assemble, Chunk, Done, Images
 from momentum2.data.bad_images import report_bad
 from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.sampler import batch_indices, own_places, steps_per_epoch
@@ -241,7 +241,7 @@ class _Feed:
                 if count and not dataset.in_memory:
                     _check_picklable(dataset)
             except UserError as error:
-                log.warning("%s Meanwhile the training process decodes.", error)
+                log.warning("%s Until then, the training process decodes the images.", error)
                 return 0
         elif count and not (dataset.in_memory and self.task.whole):
             _check_picklable(dataset)
@@ -250,15 +250,15 @@ class _Feed:
     def _collect(
         self,
         plan: Iterable[_Part],
-        perform: Callable[[Iterable[Job]], Iterator[Done]],
+        perform: Callable[[Iterable[Chunk]], Iterator[Done]],
         task: Assemble,
         samples: int,
         slots: int,
     ) -> Iterator[_Host]:
-        """Divide each part into jobs of `samples`, have them performed, and put the results together."""
+        """Divide each part into chunks of `samples`, have them performed, and put the results together."""
         ahead, behind = tee(enumerate(plan))
         results = perform(
-            Job(part.step, part.places[row:][:samples], row, number % slots, part.indices[row:][:samples])
+            Chunk(part.step, part.places[row:][:samples], row, number % slots, part.indices[row:][:samples])
             for number, part in ahead
             for row in range(0, len(part.indices), samples)
         )
@@ -301,9 +301,9 @@ class _Feed:
                     wait,
                 )
 
-    def _describe(self, job: Job) -> str:
+    def _describe(self, chunk: Chunk) -> str:
         names = self.task.dataset.names
-        return f"step {job.step}, images {', '.join(names[i] for i in job.indices[:3])} and the following"
+        return f"step {chunk.step}, images {', '.join(names[i] for i in chunk.indices[:3])} and the following"
 
 
 def default_workers(device: torch.device) -> int:
@@ -323,7 +323,7 @@ def _check_picklable(dataset: Dataset) -> None:
     main = getattr(sys.modules["__main__"], "__file__", None)
     if any(kind.__module__ == "__main__" for kind in kinds) and not (main and Path(main).exists()):
         raise UserError(
-            "Worker processes cannot import a class that was defined in a notebook or a console. Put it into a module, "
+            "Worker processes cannot import a class that was defined in a notebook or a console. Put it in a module, "
             "or set data.workers to 0."
         )
     try:

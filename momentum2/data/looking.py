@@ -95,5 +95,5 @@ def check_reading(dataset: Dataset) -> None:
             "data.window",
             f"is not set, but {found.name} has {found.kind} values{several} from {found.low:g} to {found.high:g}. "
             f"Set it to the values that become black and white: {found.low:.12g},{found.high:.12g} "
-            "takes in all of these.",
+            "covers all of these.",
         )

@@ -151,7 +151,7 @@ def _check_space(base: Path, needed: int) -> None:
     if needed * _SPARE > free:
         raise SettingError(
             "data.cache_dir",
-            f"{base} has {free / 1e9:.1f} GB free, but {needed / 1e9:.1f} GB have to be fetched. Choose "
+            f"{base} has {free / 1e9:.1f} GB free, but {needed / 1e9:.1f} GB must be downloaded. Choose "
             "another folder.",
         )
 

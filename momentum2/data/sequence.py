@@ -59,8 +59,8 @@ def as_dataset(images: Dataset | Sequence[Any]) -> Dataset:
         return images
     if isinstance(images, IterableDataset):
         raise UserError(
-            f"{type(images).__name__} is an IterableDataset: its images have no numbers, so no order of them could be "
-            "repeated or resumed. Pass a Dataset with __len__ and __getitem__."
+            f"{type(images).__name__} is an IterableDataset: its images cannot be indexed, so their order could "
+            "not be repeated or resumed. Pass a Dataset with __len__ and __getitem__."
         )
     if isinstance(images, str | bytes) or not (hasattr(images, "__len__") and hasattr(images, "__getitem__")):
         raise UserError(

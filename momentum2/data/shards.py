@@ -104,7 +104,8 @@ def open_shards(files: Sequence[Path], root: str, split: str, cache_dir: str | N
     chosen = np.flatnonzero(ours[index.places[:, 0]])
     if not len(chosen):
         raise SettingError(
-            "data.root", f"{root} has no images in its shards. Members should end in .jpg, .png or similar."
+            "data.root",
+            f"{root} has no images in its shards. Their members should end in .jpg, .png or similar.",
         )
     labels, classes = labels_from_words(index.labels, chosen, root)
     return Shards(files, Chosen(index.names, chosen), index.places[chosen], labels, classes)

@@ -124,7 +124,7 @@ def open_data(config: DetectionDataConfig, training: bool, seed: int, masks: boo
     if config.name == "shapes":
         if config.root is not None:
             raise SettingError(
-                "data.root", "is for files, and shapes are drawn. Set data.name to coco or lvis."
+                "data.root", "is only for files, and shapes are drawn. Set data.name to coco or lvis."
             )
         return ShapesData(
             split,

@@ -17,7 +17,7 @@ from momentum2.detection.presets import WITH_MASKS, DetectConfig, DetectionDataC
 from momentum2.detection.sampling import Sampler, repeat_factors
 from momentum2.detection.saved import DetectorCard, architecture_of, save_detector
 from momentum2.detection.schedule import check, resolve
-from momentum2.detection.scores import Evaluation
+from momentum2.detection.scores import DetectionScores
 from momentum2.distributed.together import joined
 from momentum2.errors import SettingError, UserError
 from momentum2.runs.directory import open_run
@@ -90,7 +90,7 @@ def finetune(config: DetectConfig, run: str | None, out: Path, resume: Resume = 
             log.info("data  %s; evaluated on %s", *sets)
         card = make_card(config, data)
         detector = card.build(encoder).to(device)
-        evaluation = Evaluation(detector, test, device, style(config.data))
+        evaluation = DetectionScores(detector, test, device, style(config.data))
         with open_run(out, config, resume, frozenset({"train.devices"})) as directory:
             finished = fit(make_job(config, detector, data, evaluation, device), directory)
             if finished:
@@ -117,7 +117,7 @@ def make_job(
     config: DetectConfig,
     detector: Detector,
     data: DetectionData,
-    evaluation: Evaluation,
+    evaluation: DetectionScores,
     device: torch.device,
 ) -> Job:
     """What the loop turns."""

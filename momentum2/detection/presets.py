@@ -38,7 +38,7 @@ class EncoderConfig:
     """The backbone, if there is no RUN.
 
     Args:
-        backbone: A network of torchvision (a ResNet) or of timm (timm/convnext_tiny).
+        backbone: A torchvision ResNet or a timm network (timm/convnext_tiny).
         stem: First layers of torchvision's ResNets: imagenet (7x7/2 and pooling), cifar (3x3/1) or small (3x3/2).
         width: Multiplier of such a ResNet's channels.
         options: Arguments of the network's constructor, such as patch_size=8 (default: none).
@@ -89,7 +89,7 @@ class DetectionDataConfig:
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """Sizes of what is put on the backbone.
+    """Sizes of the parts on top of the backbone.
 
     Args:
         fpn_channels: Channels of the feature pyramid, the mask branch and the dense heads.
@@ -97,7 +97,7 @@ class HeadConfig:
         box_width: Width of the two linear layers of the box branch.
         proposals: Proposals per image that leave the region proposal network; twice as many in a cascade's training.
         sampled: Proposals per image that the box branch learns from.
-        score_threshold: Detections with a lower score are left out.
+        score_threshold: Detections with a lower score are dropped.
         detections: At most this many detections per image.
         pool_samples: Points per bin along a side when boxes are pooled; 0 for one per cell of the map.
     """
@@ -128,7 +128,7 @@ class DetectConfig:
         optim: Optimizer; without optim.milestones the learning rate falls to a tenth after 2/3 and 8/9 of the steps.
         monitor: Logging and alarms.
         evaluate_every: Epochs between evaluations while training; 0 evaluates only at the end.
-        warmup_steps: Steps of linear warm-up, at most a tenth of all; optim.warmup_epochs, if it is not 0, goes before.
+        warmup_steps: Steps of linear warm-up, at most a tenth of all; optim.warmup_epochs, if not 0, takes precedence.
     """
 
     model: DetectorName = "mask_rcnn"

@@ -13,7 +13,7 @@ _SCHEDULE_IMAGES = {"1x": 90_000 * 16, "2x": 180_000 * 16}
 
 
 @dataclass(frozen=True)
-class Plan:
+class DetectionPlan:
     """The resolved numbers of a run."""
 
     steps: int
@@ -34,13 +34,13 @@ def check(config: DetectConfig) -> None:
     check_optim(config.optim)
     if config.train.devices not in ("auto", 1):
         raise SettingError(
-            "train.devices", "is for pretraining; the norms of detectors are synced. Leave it out."
+            "train.devices", "is only for pretraining; the norms of detectors are synced. Leave it out."
         )
     if config.network is not None and config.init != "encoder":
         raise SettingError("network", f"chooses an encoder of RUN, but init is {config.init}. Leave it out.")
 
 
-def resolve(config: DetectConfig, steps_per_epoch: int, world: int) -> Plan:
+def resolve(config: DetectConfig, steps_per_epoch: int, world: int) -> DetectionPlan:
     """Resolve `config`, or say in one sentence why it cannot be run."""
     train = config.train
     if train.batch_size % (world * train.accumulate):
@@ -57,7 +57,7 @@ def resolve(config: DetectConfig, steps_per_epoch: int, world: int) -> Plan:
         steps = _SCHEDULE_IMAGES[config.schedule] // train.batch_size
     epochs = config.optim.warmup_epochs
     warmup = min(round(epochs * steps_per_epoch), steps) if epochs else min(config.warmup_steps, steps // 10)
-    return Plan(
+    return DetectionPlan(
         steps=steps,
         steps_per_epoch=steps_per_epoch,
         lr_base=scaled_lr(config.optim.lr, train.batch_size),

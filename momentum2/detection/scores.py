@@ -23,7 +23,7 @@ _SHOWN = 8  # images of predictions.png
 _NAMES = {"bbox": "boxes", "segm": "masks"}
 
 
-class Evaluation:
+class DetectionScores:
     """Evaluates one detector on one test set."""
 
     def __init__(self, detector: Detector, data: DetectionData, device: torch.device, style: Style) -> None:

@@ -1,9 +1,11 @@
 """What a fine-tuned detector is for: scores on a test set, or objects in a folder of images."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,12 +15,15 @@ from momentum2.detection.folder import detect_in_folder
 from momentum2.detection.presets import DetectConfig, preset
 from momentum2.detection.saved import DetectorCard, load_detector, read_card
 from momentum2.detection.schedule import check
-from momentum2.detection.scores import Evaluation
+from momentum2.detection.scores import DetectionScores
 from momentum2.distributed.together import joined
 from momentum2.errors import SettingError, UserError
 from momentum2.runs.names import CONFIG, DETECTIONS
 from momentum2.settings import from_file, override, understood
+from momentum2.terminal import is_first
 from momentum2.training.device import choose_device
+
+log = logging.getLogger("momentum2")
 
 #: What may be another one than in training.
 _AT_USE = frozenset(
@@ -32,7 +37,7 @@ _AT_TEST = _AT_USE | {
 }
 
 
-def evaluate(run: Path, given: Mapping[str, object], out: Path | None = None) -> None:
+def evaluate(run: Path, given: Mapping[str, object], out: Path | None = None) -> dict[str, Any]:
     """Evaluate the detector in `run`, on the test set of its training unless other data are given.
 
     Results go to `out`, by default a folder in the run: the run's own are those of its training.
@@ -45,19 +50,23 @@ def evaluate(run: Path, given: Mapping[str, object], out: Path | None = None) ->
         data = open_data(config.data, training=False, seed=config.train.seed, masks=detector.masks)
         if tuple(data.class_names) != tuple(card.class_names):
             raise UserError(
-                f"{run} detects other classes than this data set has. Check data.name and data.root."
+                f"{run} detects different classes from those of this data set. Check data.name and data.root."
             )
-        Evaluation(detector, data, device, style(config.data)).write(out or _beside(run) / "evaluation")
+        found = DetectionScores(detector, data, device, style(config.data))
+        found.write(out or _beside(run) / "evaluation")
+    return found.scores
 
 
-def detect_in(run: Path, images: Path, given: Mapping[str, object], out: Path | None = None) -> str:
-    """Run the detector in `run` on the images of a folder; says where its results are."""
+def detect_in(run: Path, images: Path, given: Mapping[str, object], out: Path | None = None) -> Path:
+    """Run the detector in `run` on the images of a folder; returns the folder of its results."""
     card, config = _settings(run, given, _AT_USE)
     detector = load_detector(run, card)
     device = choose_device(config.train.device)
     out = out or _beside(run) / "images"
     count = detect_in_folder(detector.to(device), card, images, out, device)
-    return f"{count} images: {out / DETECTIONS} and {out / 'pictures'}"
+    if is_first():
+        log.info("%s images: %s and %s", count, out / DETECTIONS, out / "pictures")
+    return out
 
 
 def _settings(

@@ -28,7 +28,7 @@ class LinearOptions:
     """How the linear classifier is trained.
 
     Args:
-        protocol: Of the paper, MoCo, SimSiam or BYOL, on random crops; cached uses center crops and takes seconds.
+        protocol: That of the paper, MoCo, SimSiam or BYOL, on random crops; cached uses center crops and takes seconds.
         epochs: Passes over the training images (default: the protocol's).
         batch_size: Images per step, over all processes (default: the protocol's).
         lr: Learning rate per 256 images (default: the protocol's; paper: 0.2, but 0.5 on stl10, cifar and shapes).

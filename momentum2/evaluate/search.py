@@ -51,7 +51,7 @@ class Neighbors:
 
     Args:
         image: The image that was searched for.
-        names: Of the found ones.
+        names: Names of the images found.
         similarity: (k,) cosine similarity of their features to those of the image, at most 1.
         indices: (k,) their rows in the features.
     """
@@ -106,13 +106,13 @@ def search(subject: Subject, images: Sequence[str], features: Embeddings, count:
             raise UserError(f"{shown(name)} cannot be read as an image ({reason}).") from None
     if features.origin is not None and features.origin.encoder != encoder_digest(subject):
         raise UserError(
-            "The features were made by other weights than these, so nothing can be compared. Pass the run that made "
+            "The features were made with different weights, so nothing can be compared. Pass the run that made "
             "them, or write them again with momentum2 embed."
         )
     x = torch.cat([subject.features(query).features for query in queries])
     if x.shape[1] != features.features.shape[1]:
         raise UserError(
-            f"The features have {features.features.shape[1]:,} numbers for each image, but this encoder makes "
+            f"The features have {features.features.shape[1]:,} numbers per image, but this encoder makes "
             f"{x.shape[1]:,}. Pass the run that made them."
         )
     k = min(count, len(features.names))

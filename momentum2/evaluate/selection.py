@@ -51,11 +51,11 @@ class Selection:
     Args:
         by: How they were selected.
         indices: (m,) their rows in the features.
-        names: Of them.
+        names: Their names.
         similarity: (m,) float32. duplicates: to `like`. outliers: to `like`, the k-th nearest. diverse: to the most
-            similar one among those that were chosen before, `like`; the first has -1.
-        like: (m,) rows in the features, see there; of the first of diverse images its own.
-        rest: (n - m,) rows of all the others.
+            similar image chosen before, `like`; the first has -1.
+        like: (m,) rows in the features, as above; for the first diverse image, its own.
+        rest: (n - m,) rows of all other images.
     """
 
     by: By

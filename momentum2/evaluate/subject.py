@@ -252,7 +252,7 @@ def _check_size(loaded: LoadedEncoder, size: int) -> None:
     except Unfit as unfit:
         raise SettingError(
             "data.image_size",
-            f"{size} does not suit {card.backbone} ({unfit.args[1]}). It was trained at {card.image_size}.",
+            f"{size} does not work with {card.backbone} ({unfit.args[1]}). It was trained at {card.image_size}.",
         ) from None
 
 
@@ -261,7 +261,7 @@ def _require_labels(dataset: Dataset, what: str) -> None:
         raise UserError(f"There are no {what} images. Choose a split that has some.")
     if dataset.labels is None or dataset.class_names is None:
         raise UserError(
-            f"The {what} images have no labels, which evaluation needs and embedding does not. Put each class in its "
+            f"The {what} images have no labels, which evaluation needs (embedding does not). Put each class in its "
             "own folder."
         )
 

@@ -13,18 +13,18 @@ from momentum2.data import iterate, open_dataset
 from momentum2.errors import SettingError, UserError, called, hint
 from momentum2.export import detectron2, onnx, timm, torchvision
 from momentum2.export.model_card import model_card
-from momentum2.export.target import Target
+from momentum2.export.tool import Tool
 from momentum2.files import whole_folder, write_new
 from momentum2.norms.recalibrate import recalibrate as recalibrate_norms
 from momentum2.runs.card import EncoderCard
 from momentum2.runs.encoder import load_encoder
 
-FORMATS: dict[str, Target] = {
-    "torchvision": torchvision.TARGET,
-    "timm": timm.TARGET,
-    "detectron2": detectron2.TARGET,
-    "onnx": onnx.TARGET,
-    "huggingface": timm.TARGET,  # the Hub's folders are timm's
+FORMATS: dict[str, Tool] = {
+    "torchvision": torchvision.TOOL,
+    "timm": timm.TOOL,
+    "detectron2": detectron2.TOOL,
+    "onnx": onnx.TOOL,
+    "huggingface": timm.TOOL,  # the Hub's folders are timm's
 }
 
 
@@ -33,9 +33,9 @@ def possible(card: EncoderCard) -> str:
     if card.backbone == OWN:
         return "onnx"
     refused = []
-    for name, target in FORMATS.items():
+    for name, tool in FORMATS.items():
         try:
-            target.check(card)
+            tool.check(card)
         except UserError:
             refused.append(name)
     told = ", ".join(name for name in FORMATS if name not in refused)
@@ -76,24 +76,24 @@ def export(
     """
     if format not in FORMATS:
         raise SettingError("format", f"{format!r} does not exist. {hint(format, FORMATS)}")
-    source, out, target = Path(source), Path(out), FORMATS[format]
+    source, out, tool = Path(source), Path(out), FORMATS[format]
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SettingError("out", f"{out} already exists. Choose another folder, or remove it.")
     loaded = load_encoder(source, network, encoder=encoder)
     if loaded.card.backbone == OWN and format != "onnx":
-        raise SettingError("format", f"{format} does not know custom networks. Choose onnx.")
-    target.check(loaded.card)
+        raise SettingError("format", f"{format} does not support custom networks. Choose onnx.")
+    tool.check(loaded.card)
     if recalibrate is not None:
         recalibrate_norms(loaded.encoder, _views(Path(recalibrate), loaded.card))
-    lines = target.lines(loaded, out)
-    needs_us = target.uses_torchvision and _torchvision.supplied()
+    lines = tool.lines(loaded, out)
+    needs_us = tool.uses_torchvision and _torchvision.supplied()
     again = Path(recalibrate).name if recalibrate else None
-    card = model_card(loaded.card, source, lines, license, again, target.loaded_by_timm)
+    card = model_card(loaded.card, source, lines, license, again, tool.loaded_by_timm)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with whole_folder(out) as folder:
-            target.write(loaded, folder)
-            name = "README.md" if target.loaded_by_timm else "MODEL_CARD.md"  # the Hub shows the former
+            tool.write(loaded, folder)
+            name = "README.md" if tool.loaded_by_timm else "MODEL_CARD.md"  # the Hub shows the former
             write_new(folder / name, card)
     except OSError as error:
         raise SettingError(

@@ -9,7 +9,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from momentum2.export.target import Target, plain, require_resnet, require_usual
+from momentum2.export.tool import Tool, plain, require_resnet, require_usual
 from momentum2.files import write_new
 from momentum2.runs.card import EncoderCard
 from momentum2.runs.encoder import LoadedEncoder
@@ -307,4 +307,4 @@ def lines(loaded: LoadedEncoder, folder: Path) -> str:
     )
 
 
-TARGET = Target(check, write, lines)
+TOOL = Tool(check, write, lines)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from momentum2.errors import UserError
-from momentum2.export.target import Target, preprocessing, write_preprocessing
+from momentum2.export.tool import Tool, preprocessing, write_preprocessing
 from momentum2.runs.encoder import LoadedEncoder
 
 #: Largest difference between the features of graph and encoder, as a share of the largest if that is above 1.
@@ -67,4 +67,4 @@ def lines(loaded: LoadedEncoder, folder: Path) -> str:
     )
 
 
-TARGET = Target(lambda card: None, write, lines)  # it takes any network
+TOOL = Tool(lambda card: None, write, lines)  # it takes any network

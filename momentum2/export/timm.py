@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from momentum2.backbones import TIMM, options_of, timm_networks
-from momentum2.export.target import Target, plain, preprocessing, require_resnet, require_usual
+from momentum2.export.tool import Tool, plain, preprocessing, require_resnet, require_usual
 from momentum2.runs.card import EncoderCard
 from momentum2.runs.encoder import LoadedEncoder, save_encoder
 
@@ -66,4 +66,4 @@ def lines(loaded: LoadedEncoder, folder: Path) -> str:
     )
 
 
-TARGET = Target(check, write, lines, uses_torchvision=True, loaded_by_timm=True)
+TOOL = Tool(check, write, lines, uses_torchvision=True, loaded_by_timm=True)

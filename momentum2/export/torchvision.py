@@ -7,7 +7,7 @@ from torch import nn
 
 from momentum2.backbones import TIMM
 from momentum2.errors import UserError
-from momentum2.export.target import Target, plain, require_usual, write_preprocessing
+from momentum2.export.tool import Tool, plain, require_usual, write_preprocessing
 from momentum2.runs.card import EncoderCard
 from momentum2.runs.encoder import LoadedEncoder, save_encoder
 
@@ -21,7 +21,7 @@ def check(card: EncoderCard) -> None:
         raise UserError(f"torchvision does not have {card.backbone}. Export to timm or onnx.")
     if plain(card).startswith(_OTHERWISE) or card.options:
         raise UserError(
-            f"torchvision's {card.backbone} without its classifier gives other features. Export to onnx."
+            f"torchvision's {card.backbone} without its classifier gives different features. Export to onnx."
         )
 
 
@@ -47,4 +47,4 @@ def lines(loaded: LoadedEncoder, folder: Path) -> str:
     )
 
 
-TARGET = Target(check, write, lines, uses_torchvision=True)
+TOOL = Tool(check, write, lines, uses_torchvision=True)

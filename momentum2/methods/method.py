@@ -20,7 +20,7 @@ PROJECTOR = frozenset({"model.projector_hidden", "model.projector_out"})
 class Output(NamedTuple):
     """Result of one micro-batch.
 
-    The loss; N×d outputs if their spread should be watched for collapse; numbers to log; and what `keep` is to keep.
+    The loss; N×d outputs if their spread should be watched for collapse; numbers to log; and what `keep` should keep.
     """
 
     loss: Tensor
@@ -33,7 +33,7 @@ class Method(nn.Module, ABC):
     """A network that turns the views of a batch into a loss.
 
     For step k the loop calls `before_step(k)`, then `forward` and `keep` once per micro-batch, then the optimizer,
-    then `after_step(k)`. All that must survive a restart is in parameters and persistent buffers.
+    then `after_step(k)`. Everything that must survive a restart is in parameters and persistent buffers.
     """
 
     #: Whether it has a teacher: its m, its norms and their α are then shown, logged and checked.
@@ -53,16 +53,16 @@ class Method(nn.Module, ABC):
 
     @classmethod
     def norms_in_heads(cls, config: Config) -> bool:
-        """Whether there are batch norms behind the encoder."""
+        """Whether there are batch norms after the encoder."""
         return True
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Raise a `SettingError` for settings that do not suit the method."""
+        """Raise a `SettingError` for settings that do not work with the method."""
 
     @classmethod
     def idle(cls, config: Config) -> set[str]:
-        """The settings that it reads, or that all methods do, and that decide nothing with this config."""
+        """The settings that this method, or every method, reads and that have no effect with this config."""
         method = config.method
         if "momentum" not in {method.student_norm, method.teacher_norm if cls.has_teacher else None}:
             return {"method.alpha", "method.alpha_base", "method.compat"}
@@ -73,7 +73,7 @@ class Method(nn.Module, ABC):
         self.schedule = schedule
 
     def before_step(self, k: int) -> None:
-        """Hand every Momentum BN, the teacher's and a student's, the α of step k."""
+        """Set the α of step k in every Momentum BN, of the teacher and of the student."""
         set_alpha(list(momentum_norms(self)), self.schedule.alpha(k))
 
     @abstractmethod
@@ -81,9 +81,9 @@ class Method(nn.Module, ABC):
         """Loss of one micro-batch; each view is N×3×S×S, normalized."""
 
     def keep(self, output: Output) -> None:
-        """Keep for `after_step` what a micro-batch has to be remembered by.
+        """Keep what `after_step` needs to know about a micro-batch.
 
-        In `forward`, which may be compiled, a list that grows would have it compiled again.
+        `forward` may be compiled, and a growing list in it would cause recompilation.
         """
 
     def after_step(self, k: int) -> None:
@@ -94,10 +94,10 @@ class Method(nn.Module, ABC):
 
     @abstractmethod
     def encoders(self) -> dict[Network, Encoder]:
-        """The encoders by name, `student` and where there is one `teacher`: first the one to export."""
+        """The encoders by name, `student` and, if there is one, `teacher`; the one to export comes first."""
 
     def watch(self, k: int) -> dict[str, float | Tensor]:
-        """Values of step k worth logging, taken before `after_step`."""
+        """Values of step k to log, taken before `after_step`."""
         return {}
 
 

@@ -21,7 +21,7 @@ _OURS = (LocalBatchNorm, SyncedBatchNorm, MomentumBatchNorm)
 def convert_norms(
     module: nn.Module, kind: NormName | OldName, devices: int = 1, compat: Compat = "paper"
 ) -> int:
-    """Make every batch norm inside `module` one of `kind`, in place; returns their number, 0 if there are none.
+    """Convert every batch norm inside `module` to `kind`, in place; returns their number, 0 if there are none.
 
     Parameters stay the very same objects (an optimizer that holds them keeps working); statistics, device,
     dtype and training flag are kept. Statistics that a norm has gathered become the history of a Momentum BN;
@@ -40,9 +40,7 @@ def convert_norms(
         devices = devices if kind == "split" else 1
         kind = "local"
     if isinstance(module, _BatchNorm):
-        raise UserError(
-            "A batch norm cannot replace itself. Put it into a module such as nn.Sequential first."
-        )
+        raise UserError("A batch norm cannot replace itself. Put it in a module such as nn.Sequential first.")
     modules = list(module.modules())
     # All are made before the first is put in place: an error leaves the network as it was.
     new = {old: _converted(old, kind, devices, compat) for old in modules if _has_statistics(old)}

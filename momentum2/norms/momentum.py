@@ -21,12 +21,12 @@ class MomentumBatchNorm(PlainBatchNorm):
     `commit()`, once per optimizer step, averages all that is pending (any number of views and micro-batches)
     and moves the history by the same rule. alpha = 1 is training-mode batch norm, alpha = 0 evaluation mode.
     Before the first commit there is no history: a forward normalizes as with alpha = 1, and the first commit
-    takes the statistics as they are. In evaluation mode it is plain batch norm on the history and records
+    takes the statistics as they are. In evaluation mode it is plain batch norm with the history and records
     nothing.
 
-    The state dict has plain batch norm's keys: the first device's history is `running_mean` and
-    `running_var`, and `num_batches_tracked` counts commits, 0 where there is no history. Loading a state dict
-    gives its history to every device; `histories` and `set_histories` are for all of them.
+    The state dict has the keys of plain batch norm: the first device's history is `running_mean` and
+    `running_var`, and `num_batches_tracked` counts commits, 0 if there is no history. Loading a state dict
+    gives its history to every device; `histories` and `set_histories` access each of them.
 
     Args:
         num_features: c of an input (n, c, ...) of 2 to 5 dimensions.
@@ -68,7 +68,7 @@ class MomentumBatchNorm(PlainBatchNorm):
 
     @property
     def alpha(self) -> float:
-        """Weight of the current batch, in [0, 1]; the history has the rest."""
+        """Weight of the current batch, in [0, 1]; the rest is the weight of the history."""
         return self._alpha.item()
 
     @alpha.setter
@@ -78,7 +78,7 @@ class MomentumBatchNorm(PlainBatchNorm):
         self._alpha.fill_(value)
 
     def histories(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance of every device's history, (k, c) each; views of the state where k is 1."""
+        """Mean and variance of every device's history, (k, c) each; views of the state if k is 1."""
         if self.devices == 1:
             return self.running_mean[None], self.running_var[None]
         mean = torch.cat([self.running_mean[None], self._more_mean])
@@ -121,17 +121,13 @@ class MomentumBatchNorm(PlainBatchNorm):
         return self._alpha.masked_fill(self.num_batches_tracked == 0, 1.0)
 
     def pending(self) -> tuple[Tensor, Tensor]:
-        """Each device's mean of the statistics seen since the last commit, (k, c) each; zeros if none were."""
+        """Each device's mean of the statistics seen since the last commit, (k, c) each; zeros if there were none."""
         mean, var = _pending([self])[0].view(2, self.devices, -1)
         return mean, var
 
-    def has_pending(self) -> Tensor:
-        """Whether a training-mode forward ran since the last commit, as a tensor on the device."""
-        return self._pending_count > 0
-
     @torch.no_grad()
     def commit(self) -> None:
-        """Move the histories to `alpha · pending + (1 − alpha) · history`, and begin to gather again.
+        """Move the histories to `alpha · pending + (1 − alpha) · history`, and start collecting again.
 
         Changes nothing when nothing is pending. Never waits for the device.
         """

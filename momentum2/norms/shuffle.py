@@ -24,17 +24,17 @@ def _(state: Tensor, n: int) -> Tensor:
 
 
 def shuffled(encoder: Callable[[Tensor], Tensor], x: Tensor, order: Tensor | torch.Generator) -> Tensor:
-    """Encode `x` with the samples of all processes dealt out in another order; the result is in x's order.
+    """Encode `x` with the samples of all processes distributed in another order; the result is in x's order.
 
     A local batch norm inside sees a random part of the global batch, so that its statistics do not tell which
-    query a key belongs to. The devices are those of the encoder's own norms (LocalBatchNorm). Each sample travels to
+    query a key belongs to. The devices are those of the encoder's own norms (LocalBatchNorm). Each sample is sent to
     one process and back.
 
     Args:
         encoder: (n, ...) -> (n, ...), sample by sample apart from its norms.
         x: (n, ...), the same n on all processes.
         order: The permutation of the N = n · processes samples, fastest on the CPU; or a CPU generator to draw it from.
-            All processes must give the same: the same tensor, or a generator in the same state.
+            All processes must pass the same: the same tensor, or a generator in the same state.
     """
     n, world, rank = len(x), distributed.world_size(), distributed.rank()
     if isinstance(order, torch.Generator):

@@ -10,7 +10,7 @@ from momentum2.norms.base import PlainBatchNorm
 
 
 class SyncedBatchNorm(PlainBatchNorm):
-    """Batch norm over the samples of all processes, on gloo (CPU) and nccl.
+    """Batch norm over the samples of all processes, with gloo (CPU) and NCCL.
 
     Outputs, gradients and running statistics are those of one process with the whole batch, also when the
     processes have different numbers of samples. In a single process it is plain batch norm, at its speed.

@@ -17,7 +17,7 @@ from momentum2.report.html import data_uri, escape, number, table
 from momentum2.report.learned import Learned, confusion
 from momentum2.runs.handle import Snapshot, differing_settings
 from momentum2.runs.names import CONFIG
-from momentum2.settings import LARGEST_FILE
+from momentum2.yaml_settings import LARGEST_FILE
 
 _MOST = 20  # classes up to which the whole matrix is shown
 _PAIRS = 10
@@ -70,7 +70,7 @@ def views_part(run: Snapshot) -> str:
         path = Path(folder) / "views.webp"
         write_views(run.config, path, count=6)
         picture = data_uri("image/webp", path.read_bytes())
-    words = "Each row: an image of the first batch, then the views of it that the network is shown."
+    words = "Each row: an image of the first batch, then the views of it that the network sees."
     return (
         f'<figure><img src="{picture}" alt="{words}" class="sheet"><figcaption>{words}</figcaption></figure>'
     )

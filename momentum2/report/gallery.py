@@ -97,8 +97,8 @@ def write_selection(path: Path, found: Selection, features: Embeddings, data: st
     of = f"{len(found.names):,} of {len(features.names):,} images"
     intro = {
         "duplicates": f"{of} repeat an earlier one, which is kept.",
-        "outliers": f"{of}, those least like the others first.",
-        "diverse": f"{of} that cover the others; the similarity is that to the nearest one before.",
+        "outliers": f"{of}, least similar to the others first.",
+        "diverse": f"{of} that cover the others; similarity is to the nearest earlier one.",
     }[found.by]
     intro += f" The first {_MOST} are shown." if len(found.names) > _MOST else ""
     _write(path, found.by.capitalize(), intro, missing, list(groups.items()))
@@ -124,7 +124,7 @@ def write_list(path: Path, rows: Iterable[int], features: Embeddings, data: str 
     for i in rows:
         line = os.path.relpath(folder / features.names[i], path.parent)
         if line != line.strip() or not line.isprintable():
-            raise UserError(f"{shown(features.names[i])} cannot stand in a list of paths. Rename it.")
+            raise UserError(f"{shown(features.names[i])} cannot be written to a list of paths. Rename it.")
         if features.labels is not None and features.class_names is not None:
             line += f"\t{features.class_names[features.labels[i]]}"
         lines.append(f"{line}\n")
@@ -152,7 +152,7 @@ def _images_of(origin: Origin | None, data: str | None) -> Dataset:
         config = find_data(data, DataConfig(image_size=size))
         config = replace(config, split=origin.split if origin else config.split)
     elif origin is None or origin.name not in _LOCAL:
-        raise UserError("the features do not say where the images are. Pass their folder as data.")
+        raise UserError("The features do not say where the images are. Pass their folder as data.")
     else:
         config = DataConfig(origin.name, origin.root, image_size=size, split=origin.split)  # type: ignore[arg-type]
     return open_dataset(replace(config, cache="off"))

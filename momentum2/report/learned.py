@@ -139,7 +139,7 @@ def project(x: Tensor, how: Map) -> tuple[NDArray[np.float64], str]:
     if how == "tsne":
         places, words = (
             _tsne(components),
-            "t-SNE of the features: what lies together is similar; distances far apart say little",
+            "t-SNE of the features: nearby images are similar; large distances mean little",
         )
     else:
         share = float(variances[-2:].sum() / variances.sum().clamp_min(1e-30))

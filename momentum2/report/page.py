@@ -24,7 +24,7 @@ NO_LABELS = "No confusion matrix: the images are unlabeled. Put each class in it
 
 
 def write_report(runs: Sequence[Path], out: Path | None = None, options: ReportOptions | None = None) -> Path:
-    """Write the report of a run, or of several side by side; returns where it is.
+    """Write the report of a run, or of several side by side; returns its path.
 
     What cannot be shown (no checkpoint yet, images that are gone) is one line on the page that says why.
 

@@ -79,7 +79,7 @@ def verdict(run: Snapshot) -> Iterator[str]:
     if run.alarms:
         yield f"{len(run.alarms):,} alarm(s); the last: {run.alarms[-1][1]}"
     elif run.records:
-        yield "No alarms: no collapse, no waiting for data, no slow steps were noticed."
+        yield "No alarms: no collapse, no waiting for data and no slow steps were detected."
     if run.bad_images:
         yield f"{run.bad_images:,} images could not be read; bad_images.txt lists them."
 
@@ -94,9 +94,9 @@ def _progress(knn: Sequence[Mapping[str, float]]) -> str:
     gain = last["knn_top1"] - start
     change = f"online kNN went from {start:.1f}% ({began}) to {last['knn_top1']:.1f}% ({gain:+.1f} points"
     if "knn_interval" not in first or "knn_interval" not in last:  # a run of version 0.1
-        return f"{change[0].upper()}{change[1:]}). How many test images it had is not recorded."
+        return f"{change[0].upper()}{change[1:]}). The number of test images is not recorded."
     within = math.hypot(first["knn_interval"], last["knn_interval"])
-    how = "It is learning" if gain > within else "No learning to be seen"
+    how = "It is learning" if gain > within else "No learning is visible"
     if "floor_start" in last and gain < -within:
         how = "Adapting has made it worse"
     return f"{how}: {change}, of which {within:.1f} may be chance)."

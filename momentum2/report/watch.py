@@ -1,6 +1,8 @@
 """The report of a run that is still training, served to this machine alone."""
 
+import logging
 import threading
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,23 +14,23 @@ from momentum2.report.html import note, script_json
 from momentum2.report.page import curves_data, moving_parts, render
 from momentum2.runs.handle import Snapshot, read_run
 
+log = logging.getLogger("momentum2")
+
 #: Seconds between two looks of an open page.
 EVERY = 2
 #: Requests that are answered at a time; browsers send a few.
 AT_A_TIME = 16
 #: Seconds that a connection may say nothing.
 PATIENCE = 10
-_LATER = "momentum2 report RUN shows this; it takes too much computing to repeat while the run trains."
+_LATER = "momentum2 report RUN shows this; it takes too long to be repeated during training."
 
 
 def watch(run: Path, port: int = 8010) -> None:
     """Serve a live page about `run` on 127.0.0.1 until Ctrl-C; port 0 picks a free one."""
     with make_server(run, port) as server:
-        print(f"Watching {run} at http://127.0.0.1:{server.server_port}/ (Ctrl-C ends)", flush=True)
-        try:
+        log.info("Watching %s at http://127.0.0.1:%s/ (press Ctrl-C to stop)", run, server.server_port)
+        with suppress(KeyboardInterrupt):
             server.serve_forever()
-        except KeyboardInterrupt:
-            print()
 
 
 class _Server(ThreadingHTTPServer):

@@ -59,7 +59,7 @@ def find_work(name: str, options: ReproduceOptions) -> Work:
             "'torchrun --nnodes {nodes} --nproc-per-node 8 ...', or print the commands with dry-run.",
         )
     if options.scale == "smoke" and options.data is not None:
-        raise SettingError("data", "is not for scale smoke, which draws its own images. Leave it out.")
+        raise SettingError("data", "does not apply to scale smoke, which draws its own images. Leave it out.")
     try:
         shlex.split(options.launcher or "")
     except ValueError as error:
@@ -97,7 +97,7 @@ def _varied(table: Table, options: ReproduceOptions) -> Table:
     if options.loss == "repulsion":
         if others := sorted({row.pretraining.method for row in table.rows} - {"byol"}):
             raise SettingError(
-                "loss", f"repulsion is for tables of BYOL; {table.name} has {' and '.join(others)}."
+                "loss", f"repulsion is only for tables of BYOL; {table.name} has {' and '.join(others)}."
             )
         changes |= REPULSION
         words.append("repulsion")
@@ -112,7 +112,7 @@ def _varied(table: Table, options: ReproduceOptions) -> Table:
         words.append(f"{options.samples}-samples")
     if words and options.scale == "paper":
         raise SettingError(
-            "loss" if options.loss != "paper" else "samples", "is for the scales smoke and cifar."
+            "loss" if options.loss != "paper" else "samples", "is only for the scales smoke and cifar."
         )
     return table.varied(changes, tuple(words))
 
@@ -151,7 +151,9 @@ def _check_lists(table: Table, keys: tuple[str, ...]) -> None:
         if row.key in keys and "--list" in options:
             name = options[options.index("--list") + 1]
             if not Path(name).is_file():
-                raise UserError(f"{name} does not exist here. Put SimCLR's list of labeled images there.")
+                raise UserError(
+                    f"There is no {name} in this folder. Put SimCLR's list of labeled images here."
+                )
 
 
 def _seeds(text: str) -> tuple[int, ...]:

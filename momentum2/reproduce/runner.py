@@ -1,6 +1,7 @@
 """Rows × seeds of a table, a few at a time. Whatever is finished is kept; the same command resumes the rest."""
 
 import json
+import logging
 import math
 import os
 import shlex
@@ -19,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from types import FrameType
 
-from momentum2.errors import SettingError, UserError
+from momentum2.errors import SettingError, Stopped, UserError
 from momentum2.files import append, read, read_json, write_whole
 from momentum2.recipes import CLUSTER, MACHINE, find
 from momentum2.reproduce.outcome import collect, markdown, plot, read_outcome
@@ -30,9 +31,7 @@ from momentum2.settings import override
 from momentum2.training.checks import method_class
 from momentum2.training.plan import idle_settings
 
-
-class Stopped(Exception):
-    """A signal ended the work; all of it is saved."""
+_log = logging.getLogger("momentum2")
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ def _on_detectron2(work: Work) -> list[str]:
                 words = [str(word) for pair in settings.items() for word in pair]
             file = folder / "configs" / f"{config}.yaml"
             lines.append(["python", folder / "train.py", "--config-file", file, "--num-gpus", "8", *words])
-    head = ["# The same detectors on detectron2 itself, whose conventions the paper's numbers have:"]
+    head = ["# The same detectors on detectron2 itself, whose conventions the paper's numbers follow:"]
     return (head if lines else []) + ["# " + shlex.join(map(str, line)) for line in lines]
 
 
@@ -220,7 +219,11 @@ class _Children:
 
 @contextmanager
 def _stop_on_signals() -> Iterator[_Children]:
+    """The commands, which a signal stops; another thread than the main one cannot handle any."""
     children = _Children()
+    if threading.current_thread() is not threading.main_thread():
+        yield children
+        return
 
     def handle(number: int, frame: FrameType | None) -> None:
         children.stop()
@@ -252,7 +255,7 @@ def _finish(work: Work, futures: list[Future[float]], jobs: int, children: _Chil
             if done and taken and waiting and not children.is_stopped():
                 left = timedelta(seconds=round(fmean(taken) * len(waiting) / jobs))
                 finished = f"{len(futures) - len(waiting)} of {len(futures)} runs"
-                print(f"{time.strftime('%X')}  {finished} have ended, about {left} left", flush=True)
+                _say(f"{finished} have ended, about {left} left")
     except BaseException:
         children.stop()  # they come to a checkpoint while the error waits for them
         raise
@@ -266,10 +269,7 @@ def _run_group(work: Work, run: Pretraining, seed: int, rows: list[Row], childre
     name, directory = f"{run.name}, seed {seed}", run.run(work.out, seed)
     start, worked = time.monotonic(), False
     if not (directory / ENCODER).exists():
-        print(
-            f"{time.strftime('%X')}  start  {name}  (momentum2 watch {shlex.quote(str(directory))})",
-            flush=True,
-        )
+        _say(f"start  {name}  (momentum2 watch {shlex.quote(str(directory))})")
         worked = True
         _command(work, work.pretrain(run, seed), work.nodes(run), directory.with_suffix(".log"), children)
     for row in rows:
@@ -281,7 +281,7 @@ def _run_group(work: Work, run: Pretraining, seed: int, rows: list[Row], childre
             raise UserError(f"{row.label} ended without a result. See {directory.with_suffix('.log')}.")
         numbers = "  ".join(f"{column} {value:.4g}" for column, value in found.numbers.items())
         minutes = f"  in {(time.monotonic() - start) / 60:.1f} min" if worked else "  (finished before)"
-        print(f"{time.strftime('%X')}  done   {row.label}, seed {seed}: {numbers}{minutes}", flush=True)
+        _say(f"done   {row.label}, seed {seed}: {numbers}{minutes}")
     return time.monotonic() - start if worked else 0.0
 
 
@@ -295,7 +295,7 @@ def _command(work: Work, words: list[str], nodes: int, log: Path, children: _Chi
         lines = read(log)[before:].decode(errors="replace").splitlines()
         said = [line.removeprefix("momentum2: ") for line in lines if line.startswith("momentum2: ")]
         why = said[-1] if said else f"It ended with code {code}."
-        print(f"{time.strftime('%X')}  failed  {why}  ({log})", flush=True)
+        _say(f"failed  {why}  ({log})")
         raise UserError(f"{work.text(words, nodes)} failed: {why} The log is {log}.")
 
 
@@ -313,7 +313,7 @@ def _measure_seconds(work: Work, children: _Children) -> None:
     finished = {name: run for name, run in runs.items() if (run / ENCODER).exists()}
     if _read_seconds(work).keys() >= finished.keys():
         return
-    print(f"{time.strftime('%X')}  start  seconds per iteration on {work.processes} processes", flush=True)
+    _say(f"start  seconds per iteration on {work.processes} processes")
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     words += ["--nproc-per-node", str(work.processes), "-m", "momentum2.reproduce.timing"]
     path = _seconds_file(work)
@@ -326,6 +326,10 @@ def _measure_seconds(work: Work, children: _Children) -> None:
     measured = dict(zip(finished, read_json(new), strict=True))
     write_whole(path, (json.dumps(_read_seconds(work) | measured, indent=1) + "\n").encode())
     new.unlink()
+
+
+def _say(text: str) -> None:
+    _log.info("%s  %s", time.strftime("%X"), text)
 
 
 def _seconds_file(work: Work) -> Path:

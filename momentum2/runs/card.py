@@ -139,7 +139,7 @@ class EncoderCard:
             or not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
             or type(channels) is not int
         ):
-            raise ValueError("the card has values of other kinds")
+            raise ValueError("the card has values of wrong types")
         if (
             not 0 < values["width"] <= 100
             or not 0 < values["image_size"] <= LARGEST_IMAGE

@@ -30,8 +30,9 @@ from momentum2.errors import SettingError, UserError
 from momentum2.files import append, read, remove_unfinished, write_whole
 from momentum2.runs.checkpoint import STATE, Checkpoints, parse_state
 from momentum2.runs.names import CHECKPOINTS, CONFIG, ENCODER, LOCK
-from momentum2.settings import LARGEST_FILE, flatten, from_file, read_settings
+from momentum2.settings import flatten, from_file
 from momentum2.spelling import inexact
+from momentum2.yaml_settings import LARGEST_FILE, read_settings
 
 _DAY = 24 * 3600.0  # seconds
 #: Settings without which a run of an earlier version may not go on: it stretched images of more than 8 bits by itself.
@@ -190,7 +191,7 @@ def check_config(out: Path, config: RunConfig, idle: frozenset[str] = frozenset(
     reason = inexact(written, state["world"], "format" not in state) if state else None
     if reason:
         raise UserError(
-            f"{out} was started with an earlier version and cannot be resumed as it began ({reason}). Choose "
+            f"{out} was started with an earlier version and cannot be resumed exactly ({reason}). Choose "
             "another run directory."
         )
     now = flatten(asdict(config))

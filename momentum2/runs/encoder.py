@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from momentum2 import backbones
@@ -83,19 +84,20 @@ def load_encoder(
             names of torchvision and timm (`.safetensors`, or `.pth` with nothing but tensors).
         network: teacher or student; by default the one that the run exports.
         backbone: Architecture of a state dict; that of a ResNet is found from its tensors.
-        stem: Stem of a state dict; needed where it is 3x3.
+        stem: Stem of a state dict; needed if it is 3x3.
         width: Width of a state dict; found from its tensors.
-        encoder: Your own network, such as the run was started with; the weights go into a copy of it.
+        encoder: Your own network, like the one that the run was started with; the weights are loaded into a copy of it.
     """
     path = Path(source)
-    if path.is_dir():
-        loaded = _from_directory(path, network, encoder)
-    elif not path.exists():
-        raise UserError(f"There is no run directory or file of weights called {path}.")
-    elif card := read_card(path):
-        loaded = _from_own_file(path, card, network, encoder)
-    else:
-        loaded = _from_foreign_file(path, backbone, stem, width)
+    with torch.random.fork_rng(devices=[]):  # a new network draws weights, which the file's replace
+        if path.is_dir():
+            loaded = _from_directory(path, network, encoder)
+        elif not path.exists():
+            raise UserError(f"There is no run directory or file of weights called {path}.")
+        elif card := read_card(path):
+            loaded = _from_own_file(path, card, network, encoder)
+        else:
+            loaded = _from_foreign_file(path, backbone, stem, width)
     for what, wanted in (("backbone", backbone), ("stem", stem), ("width", width)):
         found = getattr(loaded.card, what)
         if wanted is not None and wanted != found:

@@ -20,7 +20,7 @@ from momentum2.settings import config_from_file
 class Run:
     """A run directory: a handle that reads its files when asked, and holds no lock.
 
-    It can be given wherever a path can.
+    It can be passed wherever a path can.
     """
 
     def __init__(self, directory: str | os.PathLike[str], finished: bool = False) -> None:
@@ -50,7 +50,7 @@ class Run:
 
     @property
     def alarms(self) -> list[tuple[int, str]]:
-        """(step, sentence) of what went wrong."""
+        """(step, sentence) of each problem."""
         return [(line["step"], line["alarm"]) for line in self.lines() if "alarm" in line]
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -59,7 +59,7 @@ class Run:
 
     @property
     def floors(self) -> dict[str, float]:
-        """top1 of what needs no training, by the neighbors of the last online kNN; empty if there was none."""
+        """top1 without training, with the neighbors of the last online kNN; empty if there was none."""
         return floors_in(last_knn(self.metrics()))
 
     def results(self) -> dict[str, dict[str, Any]]:
@@ -67,7 +67,7 @@ class Run:
         return read_results(self.path / RESULTS)
 
     def lines(self) -> list[dict[str, Any]]:
-        """All that was logged, alarms too."""
+        """Everything that was logged, including alarms."""
         return read_metrics(self.path / METRICS) if (self.path / METRICS).exists() else []
 
 
@@ -85,7 +85,7 @@ class Snapshot:
         plan: `plan.txt`, or empty.
         bad_images: Number of images that could not be read.
         finished: Whether training is finished.
-        steps: Their total, as far as it is known.
+        steps: The total number of steps, if known.
     """
 
     directory: Path

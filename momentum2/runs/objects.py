@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import logging
 from collections.abc import Iterable
 
 import numpy as np
@@ -9,14 +10,25 @@ from torch import nn
 
 from momentum2.data import Dataset
 
+log = logging.getLogger("momentum2")
+
+#: Whose classes are known by their versions.
+_OTHERS = frozenset({"momentum2", "torch", "abc", "builtins", "typing"})
 _STAMPS = 256  # how many images are looked at, if there are more
 
 
 def of_class(kind: type) -> str:
-    """A class and its source; of a class without source, such as one typed into a console, its name alone."""
+    """A class and its source, with that of the classes of yours that it is made from.
+
+    Of a class without source, such as one typed into a console, its name alone.
+    """
+    bases = [base for base in kind.__mro__[1:] if base.__module__.partition(".")[0] not in _OTHERS]
     try:
-        return _words(kind, [inspect.getsource(kind)])
+        return _words(kind, map(inspect.getsource, [kind, *bases]))
     except (OSError, TypeError):
+        log.warning(
+            "The source code of %s is not available, so a resumed run cannot notice changes.", _name(kind)
+        )
         return f"{_name(kind)} (source unknown)"
 
 

@@ -20,13 +20,13 @@ class RunRow:
 
     Args:
         path: Its directory.
-        name: Its path from the folder that was asked about.
+        name: Its path relative to the folder.
         finished: Whether training is finished.
         step: The last step that was logged.
-        steps: Their total, as far as it is known.
+        steps: The total number of steps, if known.
         metrics: The last value of each metric, such as `loss` and `knn_top1`.
         results: top1 of each evaluation, by its name, in percent.
-        settings: Those in which the runs differ.
+        settings: The settings in which the runs differ.
     """
 
     path: Path
@@ -58,7 +58,7 @@ def compare(folder: Path) -> list[RunRow]:
         try:
             runs.append(read_run(place, place.resolve().name if name == "." else name))
         except UserError as error:
-            log.warning(f"{place} is left out: {error}")
+            log.warning(f"{place} is skipped: {error}")
     if not runs:
         raise UserError(f"{folder} contains no run directory. Pass a folder with some.")
     return _rows(runs)

@@ -25,7 +25,7 @@ from momentum2.files import locked, open_regular, read_json, write_whole
 from momentum2.runs.handle import Run, check_run
 from momentum2.runs.metrics import parse_record
 from momentum2.runs.names import CONFIG, METRICS, MLRUNS, TENSORBOARD, TRACKER
-from momentum2.settings import read_settings
+from momentum2.yaml_settings import read_settings
 
 _EVERY = 1.0  # seconds between two looks at the file
 _PATIENCE = 10.0  # seconds that the end of a training waits for its followers
@@ -266,12 +266,12 @@ def send(run: Path, to: str) -> int:
         with locked(run / f".{TRACKER}{to}.lock", wait=False):
             return follow(run, to)
     except BlockingIOError:
-        raise UserError(f"{run} is being sent to {to} by another process. Wait until it ends.") from None
+        raise UserError(f"{run} is being sent to {to} by another process. Wait until it finishes.") from None
     except UserError:
         raise
     except Exception as error:  # whatever the tracker raises
         raise UserError(
-            f"{to} did not take everything ({reason(error)}). Run the same again later."
+            f"{to} did not accept everything ({reason(error)}). Run the same command again later."
         ) from None
 
 
@@ -332,7 +332,9 @@ class Follower:
         self.process.stdout.close()
         if code == 0:
             return None
-        return f"{self.to} did not take everything ({shown(why) or code}). Send the rest with momentum2 log."
+        return (
+            f"{self.to} did not accept everything ({shown(why) or code}). Send the rest with momentum2 log."
+        )
 
 
 def wanted(monitor: MonitorConfig) -> list[Tracker]:

@@ -62,7 +62,7 @@ def _recompute(encoder: nn.Module, name: str) -> None:
     try:
         cast(Any, encoder).set_grad_checkpointing(True)
     except AssertionError as error:  # how timm says that one of its networks cannot
-        raise SettingError("train.recompute", f"is not for {name} ({error}). Leave it out.") from None
+        raise SettingError("train.recompute", f"does not work with {name} ({error}). Leave it out.") from None
 
 
 def with_devices(config: Config, out: Path, kind: type[Method]) -> Config:

@@ -1,8 +1,10 @@
 """Settings that cannot work, refused in one sentence before anything is opened or written."""
 
+from typing import get_args
+
 from momentum2.augment import Normalization, view_specs
 from momentum2.backbones import Facts, published
-from momentum2.config import Config, OptimConfig
+from momentum2.config import OWN, Config, OptimConfig, ViewRecipe, ViewsConfig
 from momentum2.data.looking import reading_of
 from momentum2.data.remote import check_url
 from momentum2.errors import SettingError
@@ -15,10 +17,10 @@ def method_class(config: Config, own: type[Method] | None = None) -> type[Method
     """The class of the method that `config` names, or the one that was given from Python."""
     if own is not None:
         return own
-    if config.method.name == "own":
+    if config.method.name == OWN:
         raise SettingError(
             "method.name",
-            "own is for a custom class, which can only be passed from Python: pretrain(method=).",
+            "own is only for a custom class, which can only be passed from Python: pretrain(method=).",
         )
     return METHODS[config.method.name]
 
@@ -44,24 +46,29 @@ def check(config: Config, kind: type[Method]) -> None:
         wanted = (
             f"{kind.views[0]} view{'s' * (kind.views[0] > 1)}" if one else f"at least {kind.views[0]} views"
         )
-        suits = "supervised" if kind.views[0] == 1 else "byol"
         raise SettingError(
             "views.recipe",
             f"{config.views.recipe} makes {views} view{'s' * (views > 1)} per image, but {name} takes {wanted}. Use "
-            f"{suits}, or change small_crops.",
+            f"{_recipe_with(kind.views)}, or change small_crops.",
         )
     if kind.has_teacher and method.teacher_norm not in kind.teacher_norms:
         raise SettingError(
             "method.teacher_norm",
-            f"{method.teacher_norm} does not suit {name}. Use {', '.join(sorted(kind.teacher_norms))}.",
+            f"{method.teacher_norm} does not work with {name}. Use {', '.join(sorted(kind.teacher_norms))}.",
         )
     if method.export == "teacher" and not kind.has_teacher:
         raise SettingError("method.export", f"cannot be teacher: {name} has none. Leave it out.")
     if method.freeze_encoder and not kind.can_freeze:
         raise SettingError(
-            "method.freeze_encoder", f"is for the method supervised; {name} trains its encoder."
+            "method.freeze_encoder", f"does not work with {name}, which trains its encoder. Leave it out."
         )
     kind.check(config)
+
+
+def _recipe_with(views: range) -> ViewRecipe:
+    """The first recipe that makes such a number of views; that of any number otherwise."""
+    recipes: tuple[ViewRecipe, ...] = get_args(ViewRecipe)
+    return next((r for r in recipes if len(view_specs(ViewsConfig(r), 224)) in views), "multicrop")
 
 
 def check_encoder(config: Config, encoder: Facts) -> None:
@@ -69,18 +76,18 @@ def check_encoder(config: Config, encoder: Facts) -> None:
     name = encoder.architecture.backbone
     if config.model.pretrained:
         if config.model.weights:
-            raise SettingError("model.weights", "and model.pretrained are two beginnings. Choose one.")
+            raise SettingError("model.weights", "and model.pretrained cannot both be set. Choose one.")
         published.describe(name)
     if config.train.recompute and encoder.batch_norms:
         raise SettingError(
             "train.recompute", f"would count the statistics of {name}'s batch norms twice. Leave it out."
         )
     if config.train.recompute and not encoder.recomputes:
-        raise SettingError("train.recompute", f"is not for {name}, which cannot do it. Leave it out.")
+        raise SettingError("train.recompute", f"does not work with {name}. Leave it out.")
     if config.optim.layer_decay is not None and not encoder.layered:
         raise SettingError(
             "optim.layer_decay",
-            f"is for networks of timm, which say what their layers are, not {name}. Leave it out.",
+            f"is only for timm networks, which say what their layers are, not {name}. Leave it out.",
         )
 
 
@@ -92,7 +99,7 @@ def check_optim(optim: OptimConfig) -> None:
     ):
         if chosen and optim.name not in READ_BY[name]:
             suits = " and ".join(READ_BY[name])
-            raise SettingError(f"optim.{name}", f"is for {suits}, not {optim.name}. Leave it out.")
+            raise SettingError(f"optim.{name}", f"is only for {suits}, not {optim.name}. Leave it out.")
     if optim.nesterov and optim.sgd_momentum == 0:
         raise SettingError("optim.nesterov", "needs momentum. Set optim.sgd_momentum above 0.")
     for share in optim.milestones or ():

@@ -54,7 +54,7 @@ def resolve_precision(precision: Precision, device: torch.device) -> Precision:
             "train.precision", "tf32 needs a GPU of compute capability 8.0 or later. Use fp32."
         )
     if precision == "fp16" and device.type == "mps":
-        raise SettingError("train.precision", "fp16 is for CUDA and CPUs. Use fp32.")
+        raise SettingError("train.precision", "fp16 is only for CUDA and CPUs. Use fp32.")
     if precision != "auto":
         return precision
     if device.type == "cuda":

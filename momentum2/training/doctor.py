@@ -85,7 +85,7 @@ def _operators() -> str:
     own = (
         "momentum2" in getattr(torchvision.ops.nms, "__module__", "") or not torchvision.extension._has_ops()
     )
-    return "momentum2's own, because torchvision's do not load beside this torch" if own else "torchvision's"
+    return "momentum2's own, because torchvision's do not load with this torch" if own else "torchvision's"
 
 
 def _processor() -> str:

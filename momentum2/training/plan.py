@@ -211,7 +211,7 @@ def describe_images(config: Config, images: Dataset) -> list[tuple[str, str]]:
 
 def _classes(images: Dataset) -> str:
     if images.labels is None or images.class_names is None:
-        return "none: the images are in no folders or columns that say classes"
+        return "none: no folders or columns name classes"
     names, counts = images.class_names, np.bincount(images.labels, minlength=len(images.class_names))
     told = ", ".join(f"{name} {count:,}" for name, count in zip(names[:_TOLD], counts[:_TOLD], strict=True))
     rest = counts[_TOLD:]
@@ -264,7 +264,7 @@ def _backbone(encoder: Facts) -> str:
 def _heads(kind: type[Method], config: Config) -> str:
     """Where batch norm is that an encoder without it leaves."""
     if not kind.norms_in_heads(config):
-        return "nor have its heads, so norms and alpha decide nothing"
+        return "nor have its heads, so norms and alpha have no effect"
     return "only its heads have, so norms and alpha are theirs"
 
 
@@ -275,5 +275,5 @@ def _peak(config: Config, plan: Plan) -> str:
 
 def _devices(config: Config, plan: Plan) -> str:
     each = config.train.batch_size // (plan.devices * config.train.accumulate)
-    chosen = ", the number of processes of the first start" if config.train.devices == "auto" else ""
+    chosen = ", the number of processes at the first start" if config.train.devices == "auto" else ""
     return f"{plan.devices}, each with {each} images of a micro-batch{chosen}"

@@ -56,7 +56,7 @@ def started(config: Config, file: Path) -> backbones.Encoder:
     for sentence in fitted:
         log.info("By timm's rules, %s.", sentence)
     if architecture.channels not in (1, 3) and fitted:
-        log.info("More channels than three repeat those of RGB, scaled down; their sum is not kept.")
+        log.info("Channels beyond three repeat those of RGB, scaled down; their sum is not kept.")
     return backbones.with_feature_dim(encoder, config.data.image_size, architecture.channels)
 
 
@@ -69,7 +69,7 @@ def _compare(config: Config, record: Record) -> None:
         file = Path(cast(str, config.model.weights))
     if file is not None and file.is_file() and published.sha256(file) != record["sha256"]:
         log.warning(
-            "%s is not what this run started from (SHA-256 %s); it goes on from its checkpoint.",
+            "%s is not what this run started from (SHA-256 %s); the run resumes from its checkpoint.",
             file,
             record["sha256"],
         )

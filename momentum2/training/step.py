@@ -89,8 +89,8 @@ class Stepper:
             return
         if missing := [name for name in SCALER if f"scaler/{name}" not in shared]:
             raise UserError(
-                f"The checkpoint at step {step} has no loss {missing[0]}, which fp16 needs. It was written with "
-                "another precision: use that one."
+                f"The checkpoint at step {step} has no loss {missing[0]}, which fp16 needs. Use the "
+                "precision that it was written with."
             )
         found = {key: shared[f"scaler/{name}"].item() for name, key in SCALER.items()}
         self.scaler.load_state_dict({**self.scaler.state_dict(), **found})

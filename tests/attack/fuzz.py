@@ -40,8 +40,9 @@ from momentum2.data.images import BadImage, Encoded
 from momentum2.detection.coco import CocoData
 from momentum2.errors import UserError
 from momentum2.runs.handle import read_run
-from momentum2.settings import override, read_settings
+from momentum2.settings import override
 from momentum2.weights import read_state
+from momentum2.yaml_settings import read_settings
 
 BATCH = 200  # inputs of a process
 SLOWEST = 2.0  # CPU seconds of an input

@@ -14,8 +14,9 @@ from judge import CONTROLS
 from momentum2.cli.commands import COMMANDS
 from momentum2.config import Config
 from momentum2.errors import UserError, shown
-from momentum2.settings import leaves, override, read_settings
+from momentum2.settings import leaves, override
 from momentum2.weights import read_state
+from momentum2.yaml_settings import read_settings
 
 often = settings(
     max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

@@ -125,7 +125,7 @@ def test_what_cannot_be_fetched_is_a_sentence(server: Server, monkeypatch: pytes
     with pytest.raises(SettingError, match=r"is a URL, which the data set .folder. cannot read"):
         open_dataset(DataConfig("folder", f"{server.address}/photos"))
     monkeypatch.setattr(remote.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
-    with pytest.raises(SettingError, match=r"has 0.0 GB free, but .* have to be fetched") as caught:
+    with pytest.raises(SettingError, match=r"has 0.0 GB free, but .* must be downloaded") as caught:
         opened(server)
     assert caught.value.setting == "data.cache_dir"
     assert not server.sent

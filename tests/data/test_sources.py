@@ -342,12 +342,12 @@ def test_a_copy_has_the_same_fingerprint_and_other_images_have_not(folder: Path,
     file = tmp_path / "copy" / "class0" / "000.png"
     content = file.read_bytes()
     file.write_bytes((tmp_path / "copy" / "class0" / "006.png").read_bytes())
-    assert now() == "class0/000.png has another content"
+    assert now() == "class0/000.png has different content"
     file.write_bytes(b"")  # what cannot be read is said elsewhere
     assert now() is None
     file.write_bytes(content)
     file.rename(file.with_name("0.png"))
-    assert now() == "they have other names or another order"
+    assert now() == "they have different names or a different order"
 
 
 def test_a_run_resumes_on_a_copy_and_not_on_other_images(folder: Path, tmp_path: Path) -> None:
@@ -364,7 +364,9 @@ def test_a_run_resumes_on_a_copy_and_not_on_other_images(folder: Path, tmp_path:
     moved: Config = replace(config, data=replace(config.data, root=str(tmp_path / "copy")))
     assert pretrain(moved, tmp_path / "run").finished
     Image.new("RGB", (20, 20)).save(tmp_path / "copy" / "class1" / "001.jpg")
-    with pytest.raises(UserError, match=r"started with other images: class1/001\.jpg has another content"):
+    with pytest.raises(
+        UserError, match=r"started with different images: class1/001\.jpg has different content"
+    ):
         pretrain(moved, tmp_path / "run")
 
 
@@ -400,7 +402,7 @@ def test_processes_that_see_other_images_are_stopped(folder: Path, tmp_path: Pat
         text=True,
     )
     assert done.returncode != 0
-    assert "The processes see different images: class1/001.jpg has another content." in done.stderr
+    assert "The processes see different images: class1/001.jpg has different content." in done.stderr
     assert not list((tmp_path / "run" / "checkpoints").glob("*"))
 
 

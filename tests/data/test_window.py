@@ -250,7 +250,7 @@ def test_a_missing_window_is_said_with_the_range(slices: Path) -> None:
         open_dataset(DataConfig(root=str(slices), cache="off"))
     assert caught.value.setting == "data.window"
     assert "00.npy has float32 values; of 20 images looked at they go from -1024 to 3071" in str(caught.value)
-    assert "-1024,3071 takes in all of these" in str(caught.value)
+    assert "-1024,3071 covers all of these" in str(caught.value)
     dataset = open_dataset(DataConfig(root=str(slices), window=[-160, 240]))
     assert np.asarray(dataset.read([0, 1])).shape == (2, 24, 24, 3)
 

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+import momentum2 as m2
 from momentum2 import backbones
 from momentum2.api import pretrain
 from momentum2.cli import main
@@ -69,6 +70,9 @@ def test_a_run_leaves_its_files_and_can_be_used(
     assert detect([str(out), "--eval-only", "--out", str(tmp_path / "again")]) == 0
     assert json.loads((tmp_path / "again" / "results.json").read_text()) == results
 
+    found = m2.evaluate_detector(out, overrides={"data": {"test_size": 5}}, out=tmp_path / "from Python")
+    assert found == {kind: results[kind] for kind in ("bbox", "segm")}
+
     # Elsewhere by default; a file knows its sizes without a config beside it.
     assert detect([str(out / "detector.safetensors"), "--eval-only", "--data.test_size", "5"]) == 0
     assert json.loads((out / "evaluation" / "results.json").read_text()) == results
@@ -114,6 +118,10 @@ def test_a_run_leaves_its_files_and_can_be_used(
     assert (found["file"], found["height"], found["width"]) == ("holiday/beach.png", 30, 50)
     assert all({"class", "score", "bbox", "segmentation"} <= d.keys() for d in found["detections"])
     assert (tmp_path / "found" / "pictures" / "holiday" / "beach.png.png").exists()
+    capsys.readouterr()
+    place = m2.detect_images(out, tmp_path / "photos", out=tmp_path / "again")
+    assert (place / "detections.json").read_text() == (tmp_path / "found" / "detections.json").read_text()
+    assert capsys.readouterr().out == ""
 
 
 def test_initial_weights(tmp_path: Path, arguments: Arguments) -> None:
@@ -185,7 +193,7 @@ def test_the_student_or_the_teacher_of_a_run(tmp_path: Path) -> None:
         (["--init=random", "--out=x", "--optim.lr=-1"], "--optim.lr must be at least 0"),
         (
             ["--init=random", "--out=x", "--train.devices=2"],
-            "--train.devices is for pretraining",
+            "--train.devices is only for pretraining",
         ),
         (["--init=random", "--out=x", "--encoder.backbone=vgg11_bn", "--encoder.stem=imagenet"], "ResNet"),
     ],

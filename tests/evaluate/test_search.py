@@ -126,10 +126,10 @@ def test_names_cannot_write_html(run: Path, features: Path, pictures: Path, tmp_
 def test_features_of_other_weights_are_refused(run: Path, features: Path, pictures: Path):
     seen = read_embeddings(features)
     image = pictures / seen.names[0]
-    with pytest.raises(m2.UserError, match="made by other weights"):
+    with pytest.raises(m2.UserError, match="made with different weights"):
         m2.search(run, image, features, options=replace(FIVE, network="student"))
     unknown = Embeddings(seen.features[:, :3], seen.names, None, None)
-    with pytest.raises(m2.UserError, match="have 3 numbers for each image, but this encoder makes 64"):
+    with pytest.raises(m2.UserError, match="have 3 numbers per image, but this encoder makes 64"):
         m2.search(run, image, unknown, options=FIVE)
 
 

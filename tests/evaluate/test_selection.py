@@ -159,7 +159,7 @@ def test_what_cannot_stand_in_a_list_is_refused(features: Embeddings, tmp_path: 
     from dataclasses import replace
 
     odd = replace(features, names=["a\nb.png", *features.names[1:]])
-    with pytest.raises(m2.UserError, match=r"a\\nb.png cannot stand in a list"):
+    with pytest.raises(m2.UserError, match=r"a\\nb.png cannot be written to a list"):
         m2.select(odd, "duplicates", keep=tmp_path / "c.txt")
     drawn = replace(features, origin=Origin("", 16, "shapes", None, "train", "files"))
     with pytest.raises(m2.SettingError, match="keep needs features of image files"):

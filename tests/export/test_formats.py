@@ -405,7 +405,7 @@ def test_what_a_target_cannot_express_is_refused(tmp_path: Path, format: str, ne
 
 def test_vgg_is_refused_by_torchvision():
     card = EncoderCard.of_foreign(Architecture("vgg11_bn", "imagenet", 1.0), 512)
-    with pytest.raises(UserError, match="gives other features"):
+    with pytest.raises(UserError, match="gives different features"):
         FORMATS["torchvision"].check(card)
 
 

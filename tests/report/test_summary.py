@@ -23,9 +23,9 @@ def knn(step: int, top1: float, interval: float = 1.0, images: int = 500) -> dic
     [
         (knn(9, 50.0), "It is learning: {} to 50.0% (+30.0 points, of which 1.4 may be chance)."),
         (knn(9, 21.5), "It is learning: {} to 21.5% (+1.5 points, of which 1.4 may be chance)."),
-        (knn(9, 21.3), "No learning to be seen: {} to 21.3% (+1.3 points, of which 1.4 may be chance)."),
+        (knn(9, 21.3), "No learning is visible: {} to 21.3% (+1.3 points, of which 1.4 may be chance)."),
         (knn(9, 24.0, 3.0), "It is learning: {} to 24.0% (+4.0 points, of which 3.2 may be chance)."),
-        (knn(9, 23.0, 3.0), "No learning to be seen: {} to 23.0% (+3.0 points, of which 3.2 may be chance)."),
+        (knn(9, 23.0, 3.0), "No learning is visible: {} to 23.0% (+3.0 points, of which 3.2 may be chance)."),
     ],
 )
 def test_a_gain_counts_above_its_interval(last: dict[str, Any], sentence: str):

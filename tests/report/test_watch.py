@@ -22,11 +22,10 @@ from momentum2.report import watch
 # Where the tests run in the background, SIGINT is ignored, and children inherit that.
 CODE = """
 import signal, sys
-from pathlib import Path
-from momentum2.report import watch
+from momentum2.cli import main
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-watch(Path(sys.argv[1]), 0)
+sys.exit(main(["watch", sys.argv[1], "--port", "0"]))
 """
 
 

@@ -1,6 +1,7 @@
 """`momentum2 reproduce` as a user runs it, interrupts it and gets it wrong."""
 
 import json
+import logging
 import os
 import re
 import shlex
@@ -99,7 +100,7 @@ def test_a_command_that_fails_is_named(tmp_path: Path, capsys):
     assert error.count("\n") == 1
 
 
-def test_what_is_left_is_estimated_from_the_runs_that_worked(capsys, monkeypatch):
+def test_what_is_left_is_estimated_from_the_runs_that_worked(caplog, monkeypatch):
     before, first, second, third = futures = [Future[float]() for _ in range(4)]
     before.set_result(0.0)  # finished by an earlier command: says nothing about the time
     first.set_result(600.0)
@@ -111,8 +112,9 @@ def test_what_is_left_is_estimated_from_the_runs_that_worked(capsys, monkeypatch
         return ""
 
     monkeypatch.setattr(runner, "write_table", the_others_end)
-    runner._finish(None, futures, 2, runner._Children())
-    (line,) = capsys.readouterr().out.splitlines()
+    with caplog.at_level(logging.INFO, "momentum2"):
+        runner._finish(None, futures, 2, runner._Children())
+    (line,) = caplog.messages
     assert line.endswith("2 of 4 runs have ended, about 0:10:00 left")  # two at a time, ten minutes each
 
 
@@ -246,17 +248,17 @@ def test_detectors_at_the_papers_scale_come_with_their_commands_on_detectron2(tm
         (["coco", "--scale", "paper", "--data", ".", "--launcher", "env"], "--detection_data is required"),
         (
             ["semi", "--scale", "paper", "--data", ".", "--launcher", "env"],
-            "1percent.txt does not exist here",
+            "There is no 1percent.txt in this folder",
         ),
         (["alpha", "--scale", "paper", "--data", "."], "--launcher is required"),
-        (["alpha", "--data", "."], "--data is not for scale smoke"),
+        (["alpha", "--data", "."], "--data does not apply to scale smoke"),
         (["alpha", "--epochs", "0"], "--epochs must be at least 1"),
-        (["moco", "--loss", "repulsion"], "--loss repulsion is for tables of BYOL; moco has moco"),
+        (["moco", "--loss", "repulsion"], "--loss repulsion is only for tables of BYOL; moco has moco"),
         (["alpha", "--samples", "3"], "--samples must divide the batch of 64"),
         (["bn-batch-size", "--samples", "8"], "--samples is what the rows of bn-batch-size differ in"),
         (
             ["alpha", "--scale", "paper", "--samples", "8", "--dry-run"],
-            "--samples is for the scales smoke and cifar",
+            "--samples is only for the scales smoke and cifar",
         ),
         (["alpha", "--out", "/dev/null/x"], "cannot be created"),
         (["alpha", "--launcher", "srun 'start"], "no closing quotation"),

@@ -316,7 +316,7 @@ def test_other_networks_have_to_be_named(tmp_path: Path):
         (lambda s: s | {"surplus": torch.zeros(1)}, {}, "1 unknown (surplus)"),
         (lambda s: s, {"backbone": "resnet34"}, "missing (layer1.2.bn1.bias"),
         (lambda s: s, {"backbone": "resnet20"}, "torchvision has no backbone 'resnet20'"),
-        (lambda s: s, {"width": 0.5}, "of another shape"),
+        (lambda s: s, {"width": 0.5}, "of a different shape"),
         (lambda s: {f"strange.{k}": v for k, v in s.items()}, {}, "does not contain a ResNet"),
         (
             lambda s: {f"{p}.{k}": v for k, v in s.items() for p in ("encoder", "module")},

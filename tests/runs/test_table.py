@@ -44,7 +44,7 @@ def test_rows(folder: Path, caplog: pytest.LogCaptureFixture):
     assert a.metrics == {"loss": 1.5, "knn_top1": 20.0}
     assert a.results == {"knn | shapes test | teacher": 40.5}
     assert b.results == {}
-    assert "broken is left out" in caplog.text
+    assert "broken is skipped" in caplog.text
 
 
 def test_a_run_by_itself(folder: Path):

@@ -155,23 +155,23 @@ def test_recomputation_changes_no_bit(tmp_path: Path) -> None:
         (
             "convnext_tiny",
             {"train": TrainConfig(recompute=True)},
-            "^train.recompute is not for convnext_tiny",
+            "^train.recompute does not work with convnext_tiny",
         ),
-        ("resnet18", {"optim": OptimConfig(layer_decay=0.5)}, "^optim.layer_decay is for networks of timm"),
+        ("resnet18", {"optim": OptimConfig(layer_decay=0.5)}, "^optim.layer_decay is only for timm networks"),
         (
             "resnet18",
             {"model": ModelConfig("resnet18", pretrained=True)},
-            "^model.pretrained is for networks of timm",
+            "^model.pretrained is only for timm networks",
         ),
         (
             "timm/test_vit",
             {"model": ModelConfig("timm/test_vit", pretrained=True, weights="x")},
-            "two beginnings",
+            "cannot both be set",
         ),
         (
             "timm/vit_tiny_patch16_224",
             {"data": replace(DATA, image_size=8)},
-            "^data.image_size 8 does not suit",
+            "^data.image_size 8 does not work with",
         ),
     ],
 )
@@ -275,7 +275,7 @@ def test_a_file_without_all_weights_is_refused(hub: Path) -> None:
     state = load_file(hub)
     del state["blocks.0.attn.qkv.weight"]
     save_file(state, hub)
-    with pytest.raises(UserError, match=r"do not suit timm/test_vit: blocks.0.attn.qkv.weight is missing"):
+    with pytest.raises(UserError, match=r"do not fit timm/test_vit: blocks.0.attn.qkv.weight is missing"):
         published.load(Architecture("timm/test_vit", "imagenet", 1.0), hub)
 
 
@@ -288,7 +288,7 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=r"timm/test_vit.r160_in1k cannot be fetched from huggingface.co \("):
         published.fetch("timm/test_vit")
-    with pytest.raises(SettingError, match="nobody has published weights of timm/coatnet_0_224"):
+    with pytest.raises(SettingError, match="there are no published weights for timm/coatnet_0_224"):
         published.fetch("timm/coatnet_0_224")
 
 

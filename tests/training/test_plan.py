@@ -32,7 +32,7 @@ def test_a_plan_says_where_batch_norm_is():
         return dict(describe(config, resolve(config, IMAGENET), inspect(config))).get("batch norm")
 
     assert line(MethodConfig()) == "the encoder has none; only its heads have, so norms and alpha are theirs"
-    none = "the encoder has none; nor have its heads, so norms and alpha decide nothing"
+    none = "the encoder has none; nor have its heads, so norms and alpha have no effect"
     assert [line(MethodConfig("moco")), line(MethodConfig("dino"))] == [none, none]
     assert line(MethodConfig("dino", projector_norm=True)) != none
     resnet = find("quickstart").config

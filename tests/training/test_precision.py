@@ -49,7 +49,7 @@ def test_what_a_device_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch):
         gpu(monkeypatch, 7, 5)
         with pytest.raises(SettingError, match="tf32 needs a GPU of compute capability 8"):
             resolve_precision("tf32", device)
-    with pytest.raises(SettingError, match="fp16 is for CUDA and CPUs"):
+    with pytest.raises(SettingError, match="fp16 is only for CUDA and CPUs"):
         resolve_precision("fp16", torch.device("mps"))
     gpu(monkeypatch, 8, 6)
     assert resolve_precision("tf32", CUDA) == "tf32"

@@ -1,4 +1,4 @@
-"""What every target of an export has in common."""
+"""What all tools that weights are exported to have in common."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from momentum2.runs.encoder import LoadedEncoder
 from momentum2.weights import RESNETS
 
 
-class Target(NamedTuple):
+class Tool(NamedTuple):
     """A tool that weights go to.
 
     `check` raises a `UserError` that says why the tool cannot have a network; `write` puts the files into an empty
