@@ -111,10 +111,10 @@ class MomentumBatchNorm(PlainBatchNorm):
         var = var.clamp(max=torch.finfo(var.dtype).max)
         pending = [self._pending_mean, self._pending_var, self._pending_count]
         torch._foreach_add_(pending, [mean.detach(), var.detach(), self._one])
-        alpha, old = self._alpha_or_one(), self.histories()
+        alpha, (old_mean, old_var) = self._alpha_or_one(), self.histories()
         if alpha.dtype != mean.dtype:  # asking for a dtype that is there takes a call, too
-            alpha, *old = (t.to(mean.dtype) for t in (alpha, *old))
-        return old[0].lerp(mean, alpha), old[1].lerp(var, alpha)
+            alpha, old_mean, old_var = (t.to(mean.dtype) for t in (alpha, old_mean, old_var))
+        return old_mean.lerp(mean, alpha), old_var.lerp(var, alpha)
 
     def _alpha_or_one(self) -> Tensor:
         """alpha, or 1 before the first commit. Not `where`, which copies a number to the device and waits."""
