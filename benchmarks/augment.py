@@ -7,17 +7,20 @@ same decoded images and ends with one float32 batch for each view. The pipelines
 all turns counts, in CPU time, so that a busy machine disturbs the comparison little: read the ratios, not the
 numbers. Peers that are not installed are left out (`pip install momentum2[benchmark]`).
 
-The last table is what remains for worker processes when a GPU does the rest: decoding JPEGs and cutting
+The second table says what each operation costs, done to every view, here and in albumentations.
+
+The last one is what remains for worker processes when a GPU does the rest: decoding JPEGs and cutting
 both views' crops, against decoding and the whole recipe in Pillow and torchvision.
 """
 
 import argparse
-import importlib
+import importlib.util
 import io
 import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -187,6 +190,32 @@ def recipe_table(sources: list[Image.Image], size: int, count: int, repeats: int
         print(f"  {name:16} {2 * len(images) / value:9.0f} {times:>13}")
 
 
+def operation_table(sources: list[Image.Image], size: int, count: int, repeats: int) -> None:
+    """Prints what each operation costs a view, done to all views, in two pipelines."""
+    side = size if size < 200 else size * 256 // 224
+    images = [np.asarray(image.resize((side, side), Image.Resampling.BILINEAR)) for image in sources[:count]]
+    plain = replace(view_specs(ViewsConfig(), size)[0], jitter_p=0, gray_p=0, blur_p=0, solarize_p=0)
+    cases = {
+        "crop, flip, normalize": plain,
+        **{name: replace(plain, **{f"{name}_p": 1.0}) for name in ("jitter", "gray", "blur", "solarize")},
+    }
+    pipelines = [p for p in (momentum2, albumentations) if importlib.util.find_spec(p.__name__)]
+    runs = {
+        f"{pipeline.__name__} {name}": pipeline(images, [spec])
+        for pipeline in pipelines
+        for name, spec in cases.items()
+    }
+    seconds = best_seconds(runs, repeats)
+    print(f"\n{size} px, µs a view; of an operation, beside the first row")
+    print(" " * 26 + "".join(f"{p.__name__:>16}" for p in pipelines))
+    for name in cases:
+        cells = []
+        for pipeline in pipelines:
+            base = 0 if name == next(iter(cases)) else seconds[f"{pipeline.__name__} {next(iter(cases))}"]
+            cells.append((seconds[f"{pipeline.__name__} {name}"] - base) / len(images) * 1e6)
+        print(f"  {name:<24}" + "".join(f"{cell:16.0f}" for cell in cells))
+
+
 def worker_table(sources: list[Image.Image], size: int, count: int, repeats: int) -> None:
     """Prints the cost of a worker's part beside that of decoding and augmenting with Pillow."""
     files = []
@@ -255,6 +284,7 @@ def main() -> None:
     sources = load(arguments.images, 256)
     for size in arguments.sizes:
         recipe_table(sources, size, max(16, min(256, 2**20 // size**2)), arguments.repeats)
+    operation_table(sources, max(arguments.sizes), 24, arguments.repeats)
     worker_table(sources, max(arguments.sizes), 16, arguments.repeats)
 
 
