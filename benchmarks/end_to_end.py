@@ -41,14 +41,16 @@ def momentum2(options: argparse.Namespace, out: Path) -> None:
 
 def lightly(options: argparse.Namespace, out: Path) -> None:
     import torch
+
+    from momentum2 import backbones  # first: with it torchvision can be imported beside a CPU build of torch
+
+    # isort: split
     from lightly.data import LightlyDataset
     from lightly.loss import NegativeCosineSimilarity
     from lightly.models.modules import BYOLPredictionHead, BYOLProjectionHead
     from lightly.models.utils import deactivate_requires_grad, update_momentum
     from lightly.transforms.byol_transform import BYOLTransform, BYOLView1Transform, BYOLView2Transform
     from lightly.utils.scheduler import cosine_schedule
-
-    from momentum2 import backbones
 
     torch.set_num_threads(1)
     backbone = backbones.build(options.backbone, "small", options.width)
