@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from momentum2.cli.options import ConfigFile, Options, Positional, Words
 from momentum2.config import Config, Count, Limits, Network, Processes, Resume, Tracker
-from momentum2.errors import UserError, shown
+from momentum2.errors import SettingError, UserError, shown
 from momentum2.terminal import is_first
 
 if TYPE_CHECKING:
@@ -460,6 +460,12 @@ def detect(words: Words) -> int:
     if options.eval_only or options.images is not None:
         if run is None:
             raise UserError("Missing argument RUN: the run of the fine-tuned detector.")
+        if options.eval_only and options.images is not None:
+            raise SettingError(
+                "images", "runs the detector, and --eval-only evaluates it. Choose one of them."
+            )
+        if options.resume != "auto":
+            raise SettingError("resume", "is for training. Leave it out.")
         out = Path(options.out) if options.out else None
         with words.naming_files():
             if options.images is None:

@@ -131,7 +131,9 @@ def _on_detectron2(work: Work) -> list[str]:
             }
             if row.evaluation.scratch:
                 settings["train.init_checkpoint" if lazy else "MODEL.WEIGHTS"] = ""
-            if lazy:  # by the grammar of Hydra, which takes the "," and "=" of a path for its own without quotes
+            if (
+                lazy
+            ):  # by the grammar of Hydra, which takes the "," and "=" of a path for its own without quotes
                 words = [f"{name}={_in_quotes(value)}" for name, value in settings.items()]
             else:
                 words = [str(word) for pair in settings.items() for word in pair]

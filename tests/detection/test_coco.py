@@ -150,10 +150,32 @@ def test_objects_without_masks_need_another_model(tmp_path: Path) -> None:
 
 def test_a_mask_of_another_size_is_refused(tmp_path: Path) -> None:
     wrong = {"size": [10, 8], "counts": [17, 4, 4, 4, 4, 4, 4, 4, 35]}
+    for crowd in (0, 1):  # evaluation needs those of crowds
+        with pytest.raises(
+            UserError, match=r"train.json has a mask of \[10, 8\] pixels in image 3, which has \[8, 10\]"
+        ):
+            load(tmp_path, annotations=[object_(3, 5, [2, 1, 4, 4], segmentation=wrong, iscrowd=crowd)])
+
+
+@pytest.mark.parametrize("counts", [[0, 79], [0, 81], [-1, 81], ["a"], [], "", "damaged", None])
+@pytest.mark.parametrize("crowd", [0, 1])
+def test_a_code_that_cannot_be_decoded_is_found_before_the_training(
+    tmp_path: Path, counts: object, crowd: int
+) -> None:
+    code = {"size": [8, 10], "counts": counts}
+    damaged = object_(3, 5, [2, 1, 4, 4], segmentation=code, iscrowd=crowd)
+    data = load(tmp_path, annotations=[damaged])  # boxes do not need it
     with pytest.raises(
-        UserError, match=r"train.json has a mask of \[10, 8\] pixels in image 3, which has \[8, 10\]"
+        UserError, match=r"train.json has a run-length code in image 3 that cannot be decoded"
     ):
-        load(tmp_path, annotations=[object_(3, 5, [2, 1, 4, 4], segmentation=wrong)])
+        CocoData(data.source, data.folder, masks=True)
+
+
+def test_polygons_without_an_area_are_left_out(tmp_path: Path) -> None:
+    odd = [2.0, 1.0, 6.0, 1.0, 6.0, 5.0, 2.0]
+    data = load(tmp_path, annotations=[object_(3, 5, [2, 1, 4, 4], segmentation=[odd, SQUARE, [], [1, 2]])])
+    assert data.target(0, masks=True)["masks"].sum() == 16
+    assert not load(tmp_path, annotations=[object_(3, 5, [2, 1, 4, 4], segmentation=[odd])]).classes(0)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +202,29 @@ def test_a_mask_of_another_size_is_refused(tmp_path: Path) -> None:
             json.dumps(content(annotations=[object_(3, 90, [0, 0, 1, 1], segmentation={"size": [8, 10]})])),
             "neither polygons nor",
         ),
+        *(
+            (
+                json.dumps(content(annotations=[object_(3, 90, [0, 0, 1, 1], segmentation=[polygon])])),
+                "neither polygons nor",
+            )
+            for polygon in (
+                *([1, 1, 5, 1, 5, float("nan")], [1, 1, 5, 1, 5, float("-inf")], [1, 1, 5, 1, 5, -1e9]),
+                *([1, 1, 5, 1, 5, 1e30], [1, 1, 5, 1, 5, "5"], [[1, 1], [5, 1], [5, 5]]),
+            )
+        ),
+        *(
+            (
+                json.dumps(content(annotations=[object_(3, 90, [0, 0, 1, value])])),
+                "a 'bbox' is .*, not x, y, w, h",
+            )
+            for value in (float("nan"), float("inf"))
+        ),
+        (
+            json.dumps(content()).replace('"height": 8', '"height": 0'),
+            "'height' of an entry of 'images' is 0",
+        ),
+        (json.dumps(content()).replace('"id": 7', '"id": 3'), "'images' has the id 3 twice"),
+        (json.dumps(content()).replace('"id": 5', '"id": 90'), "'categories' has the id 90 twice"),
     ],
 )
 def test_damaged_annotation_files(tmp_path: Path, text: str, message: str) -> None:
