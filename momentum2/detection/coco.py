@@ -20,6 +20,7 @@ log = logging.getLogger("momentum2")
 
 Entry = dict[str, Any]  # an object of the JSON file
 _LARGEST = 4 << 30  # bytes of an annotation file; LVIS has 1.1 GB
+_THINNEST = 0.01  # pixels: a box with less may lose its area when it is scaled in fp32
 _FARTHEST = 1e5  # pixels: no image is that large, and outlines beyond take minutes or forever to fill
 
 
@@ -54,6 +55,9 @@ class CocoData:
         if count is not None and count < len(entries):
             entries = [entries[i] for i in seeded_subset(len(entries), seed, count)]
         self._annotations = _by_image(content["annotations"])
+        listed = {entry["id"] for entry in content["images"]}
+        lost = sum(len(objects) for image, objects in self._annotations.items() if image not in listed)
+        _tell(annotations, lost, "objects of images that it does not list")
         self._objects = _usable(entries, self._annotations, self.category_ids, annotations)
         if training:
             self._entries = [e for e in entries if self._objects[e["id"]]]
@@ -170,6 +174,10 @@ def _problem(section: str, keys: set[str], entry: Entry) -> str | None:
         return f"a 'bbox' is {entry['bbox']!r}, not x, y, w, h"
     if "bbox" in keys and not _is_mask(entry.get("segmentation")):
         return "a 'segmentation' is neither polygons nor a run-length code"
+    if "bbox" in keys and entry.get("iscrowd") not in (None, 0, 1):
+        return f"an 'iscrowd' is {entry['iscrowd']!r}, not 0 or 1"
+    if "bbox" in keys and not isinstance(entry.get("area"), int | float | None):
+        return f"an 'area' is {entry['area']!r}, not a number"
     return None
 
 
@@ -230,7 +238,7 @@ def _usable(
                 continue
             x, y, w, h = annotation["bbox"]
             box = (max(x, 0), max(y, 0), min(x + w, entry["width"]), min(y + h, entry["height"]))
-            if box[2] <= box[0] or box[3] <= box[1] or mask == []:
+            if min(box[2] - box[0], box[3] - box[1]) < _THINNEST or mask == []:
                 empty += 1
                 continue
             objects.append({"box": box, "label": label_of[annotation["category_id"]], "segmentation": mask})

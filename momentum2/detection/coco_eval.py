@@ -81,7 +81,7 @@ def _keys(kind: Kind) -> tuple[str, ...]:
 def _complete(annotation: dict[str, Any], number: int, kind: Kind) -> dict[str, Any]:
     """A copy with all that the evaluation reads; numbered from 1, since 0 means "unmatched" there."""
     x, y, width, height = annotation["bbox"]
-    copy = {"iscrowd": 0, **annotation, "id": number}
+    copy = {**annotation, "id": number, "iscrowd": int(bool(annotation.get("iscrowd")))}
     if copy.get("area") is None:
         copy["area"] = width * height
     if kind == "bbox":

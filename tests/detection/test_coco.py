@@ -98,12 +98,12 @@ def test_crowds_are_not_learned_but_stay_in_the_ground_truth(tmp_path: Path) -> 
 
 
 def test_boxes_are_clipped_and_empty_ones_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    boxes = [[-2, 1, 5, 4], [3, 3, 0, 2], [12, 1, 3, 3], [8, 6, 9, 9]]
+    boxes = [[-2, 1, 5, 4], [3, 3, 0, 2], [12, 1, 3, 3], [8, 6, 9, 9], [7, 3, 1e-7, 2]]
     line = object_(3, 5, [2, 1, 4, 4], segmentation=[[2, 1, 6, 5]])
     with caplog.at_level(logging.WARNING):
         data = load(tmp_path, annotations=[line, *(object_(3, 5, box, segmentation=[]) for box in boxes)])
     assert data.target(0, masks=False)["boxes"].tolist() == [[0, 1, 3, 5], [8, 6, 10, 8]]
-    assert "3 objects whose box or outline is empty" in caplog.text
+    assert "4 objects whose box or outline is empty" in caplog.text
 
 
 def test_images_without_objects(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -116,6 +116,12 @@ def test_images_without_objects(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert "1 images that show nothing to learn" in caplog.text
     with pytest.raises(UserError, match="no image with an object"):
         load(tmp_path, training=True, annotations=[])
+
+
+def test_objects_of_images_that_are_not_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        load(tmp_path, annotations=[object_(image, 5, [2, 1, 4, 4]) for image in (3, 4, 4)])
+    assert "ignoring 2 objects of images that it does not list" in caplog.text
 
 
 def test_missing_images_are_named_at_once(tmp_path: Path) -> None:
@@ -220,6 +226,14 @@ def test_polygons_without_an_area_are_left_out(tmp_path: Path) -> None:
             for value in (float("nan"), float("inf"))
         ),
         (
+            json.dumps(content(annotations=[object_(3, 90, [0, 0, 1, 1], iscrowd="no")])),
+            "an 'iscrowd' is 'no', not 0 or 1",
+        ),
+        (
+            json.dumps(content(annotations=[object_(3, 90, [0, 0, 1, 1]) | {"area": "big"}])),
+            "an 'area' is 'big', not a number",
+        ),
+        (
             json.dumps(content()).replace('"height": 8', '"height": 0'),
             "'height' of an entry of 'images' is 0",
         ),
@@ -265,11 +279,12 @@ def test_lvis_finds_its_images_in_cocos_folders(tmp_path: Path) -> None:
 
 
 def test_lvis_needs_to_know_how_frequent_classes_are(tmp_path: Path) -> None:
-    write(tmp_path, content(), "lvis_v1_train.json", "train2017")
-    with pytest.raises(UserError, match="how frequent its classes are"):
-        open_data(
-            DetectionDataConfig(name="lvis", root=str(tmp_path), split="v1_train"), training=True, seed=0
-        )
+    config = DetectionDataConfig(name="lvis", root=str(tmp_path), split="v1_train")
+    for more in ({}, {"frequency": "often"}):
+        categories = [{**category, **more} for category in content()["categories"]]
+        write(tmp_path, content(categories=categories), "lvis_v1_train.json", "train2017")
+        with pytest.raises(UserError, match="how frequent its classes are"):
+            open_data(config, training=True, seed=0)
 
 
 def test_where_the_data_are_not(tmp_path: Path) -> None:
