@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from momentum2.cli.options import ConfigFile, Options, Positional, Words
 from momentum2.config import Config, Count, Limits, Network, Processes, Resume, Tracker
-from momentum2.errors import Stopped, UserError, shown
+from momentum2.errors import SettingError, Stopped, UserError, shown
 from momentum2.terminal import is_first
 
 if TYPE_CHECKING:
@@ -456,6 +456,12 @@ def detect(words: Words) -> int:
     if options.eval_only or options.images is not None:
         if run is None:
             raise UserError("Missing argument RUN: the run of the fine-tuned detector.")
+        if options.eval_only and options.images is not None:
+            raise SettingError(
+                "images", "runs the detector, while --eval-only evaluates it. Choose one of the two."
+            )
+        if options.resume != "auto":
+            raise SettingError("resume", "is for training. Leave it out.")
         with words.naming_files():
             if options.images is None:
                 api.evaluate_detector(run, overrides=words.settings, out=options.out or None)

@@ -1,7 +1,8 @@
 """Annotation files in COCO's format, in which LVIS 0.5 and 1.0 are written too."""
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ log = logging.getLogger("momentum2")
 
 Entry = dict[str, Any]  # an object of the JSON file
 _LARGEST = 4 << 30  # bytes of an annotation file; LVIS has 1.1 GB
+_THINNEST = 0.01  # pixels: a box with less may lose its area when it is scaled in fp32
+_FARTHEST = 1e5  # pixels: no image is that large, and outlines beyond take minutes or forever to fill
 
 
 class CocoData:
@@ -52,6 +55,9 @@ class CocoData:
         if count is not None and count < len(entries):
             entries = [entries[i] for i in seeded_subset(len(entries), seed, count)]
         self._annotations = _by_image(content["annotations"])
+        listed = {entry["id"] for entry in content["images"]}
+        lost = sum(len(objects) for image, objects in self._annotations.items() if image not in listed)
+        _tell(annotations, lost, "objects of images that it does not list")
         self._objects = _usable(entries, self._annotations, self.category_ids, annotations)
         if training:
             self._entries = [e for e in entries if self._objects[e["id"]]]
@@ -64,7 +70,7 @@ class CocoData:
         self._paths = [_path(images, e) for e in self._entries]
         _refuse_missing(self._paths, annotations)
         if masks:
-            self._require_masks()
+            self._check_masks()
 
     def image(self, i: int) -> Tensor:
         """RGB uint8 (3, h, w)."""
@@ -94,7 +100,8 @@ class CocoData:
             )
         return target
 
-    def _require_masks(self) -> None:
+    def _check_masks(self) -> None:
+        """Every object has a mask that can be decoded, crowds among them: they are needed in evaluation."""
         for path, entry in zip(self._paths, self._entries, strict=True):
             if not all(o["segmentation"] for o in self._objects[entry["id"]]):
                 raise SettingError(
@@ -102,6 +109,14 @@ class CocoData:
                     f"needs masks, but {self.source} has objects without one, such as in {path.name}. "
                     "Choose faster_rcnn, retinanet or fcos.",
                 )
+            codes = [a["segmentation"] for a in self._annotations[entry["id"]] if _is_code(a)]
+            try:
+                decode_masks(codes, entry["height"], entry["width"])
+            except (RuntimeError, ValueError, TypeError):
+                raise UserError(
+                    f"{self.source} has a run-length code in image {entry['id']} that cannot be decoded. "
+                    "Correct it, or remove its entry."
+                ) from None
 
     def aspect(self, i: int) -> float:
         """Width / height of image i."""
@@ -124,11 +139,15 @@ def _load(path: Path) -> dict[str, list[Entry]]:
             for entry in content[section]:
                 if problem := _problem(section, keys, entry):
                     raise UserError(f"{path} is not in COCO's format: {problem}.")
+            counts = Counter(entry["id"] for entry in content[section] if "id" in keys)
+            if counts and max(counts.values()) > 1:
+                twice = counts.most_common(1)[0][0]
+                raise UserError(f"{path} is not in COCO's format: {section!r} has the id {twice} twice.")
     except OSError as error:
         raise UserError(
             f"{path} cannot be read ({error.strerror}). Check data.root and data.split."
         ) from None
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         raise UserError(f"{path} is not an annotation file in COCO's format.") from None
     return content  # type: ignore[no-any-return]
 
@@ -149,21 +168,45 @@ def _problem(section: str, keys: set[str], entry: Entry) -> str | None:
     for key in keys & _INTEGERS:
         if not isinstance(entry[key], int):
             return f"{key!r} of an entry of {section!r} is {entry[key]!r}, not a whole number"
+        if key in ("height", "width") and entry[key] < 1:
+            return f"{key!r} of an entry of {section!r} is {entry[key]}"
     if "bbox" in keys and not _is_box(entry["bbox"]):
         return f"a 'bbox' is {entry['bbox']!r}, not x, y, w, h"
     if "bbox" in keys and not _is_mask(entry.get("segmentation")):
         return "a 'segmentation' is neither polygons nor a run-length code"
+    if "bbox" in keys and entry.get("iscrowd") not in (None, 0, 1):
+        return f"an 'iscrowd' is {entry['iscrowd']!r}, not 0 or 1"
+    if "bbox" in keys and not isinstance(entry.get("area"), int | float | None):
+        return f"an 'area' is {entry['area']!r}, not a number"
     return None
 
 
 def _is_box(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 4 and all(isinstance(v, int | float) for v in value)
+    return (
+        isinstance(value, list)
+        and len(value) == 4
+        and all(isinstance(v, int | float) and isfinite(v) for v in value)
+    )
 
 
 def _is_mask(value: object) -> bool:
     if isinstance(value, dict):
         return {"size", "counts"} <= value.keys()
-    return value is None or (isinstance(value, list) and all(isinstance(polygon, list) for polygon in value))
+    return value is None or (isinstance(value, list) and all(map(_is_polygon, value)))
+
+
+def _is_polygon(value: object) -> bool:
+    """Whether it is a list of numbers that can be in an image; there may be millions of them."""
+    try:
+        return isinstance(value, list) and (
+            not value or (isfinite(sum(value)) and min(value) > -_FARTHEST and max(value) < _FARTHEST)
+        )
+    except TypeError:  # other things than numbers
+        return False
+
+
+def _is_code(annotation: Entry) -> bool:
+    return isinstance(annotation.get("segmentation"), dict)
 
 
 def _by_image(annotations: list[Entry]) -> dict[int, list[Entry]]:
@@ -185,17 +228,17 @@ def _usable(
         for annotation in annotations.get(entry["id"], []):
             if annotation["category_id"] not in label_of:
                 raise UserError(f"{source} uses category {annotation['category_id']} without listing it.")
-            if annotation.get("iscrowd"):
-                continue
-            x, y, w, h = annotation["bbox"]
-            box = (max(x, 0), max(y, 0), min(x + w, entry["width"]), min(y + h, entry["height"]))
             mask = _mask(annotation)
             if isinstance(mask, dict) and mask["size"] != [entry["height"], entry["width"]]:
                 raise UserError(
                     f"{source} has a mask of {mask['size']} pixels in image {entry['id']}, which has "
                     f"[{entry['height']}, {entry['width']}]. Correct it, or remove its entry."
                 )
-            if box[2] <= box[0] or box[3] <= box[1] or mask == []:
+            if annotation.get("iscrowd"):
+                continue
+            x, y, w, h = annotation["bbox"]
+            box = (max(x, 0), max(y, 0), min(x + w, entry["width"]), min(y + h, entry["height"]))
+            if min(box[2] - box[0], box[3] - box[1]) < _THINNEST or mask == []:
                 empty += 1
                 continue
             objects.append({"box": box, "label": label_of[annotation["category_id"]], "segmentation": mask})
@@ -206,7 +249,9 @@ def _usable(
 def _mask(annotation: Entry) -> Segmentation | None:
     """The mask of an object; None where it has none, an empty list where no polygon has three corners."""
     given: Segmentation | None = annotation.get("segmentation") or None
-    return [polygon for polygon in given if len(polygon) >= 6] if isinstance(given, list) else given
+    if not isinstance(given, list):
+        return given
+    return [polygon for polygon in given if len(polygon) >= 6 and len(polygon) % 2 == 0]
 
 
 def _tell(source: Path, count: int, what: str) -> None:

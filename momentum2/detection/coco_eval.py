@@ -61,7 +61,7 @@ def _run(ground_truth: dict[str, Any], detections: list[Detection], kind: Kind, 
     truth = {
         "images": ground_truth["images"],
         "categories": ground_truth["categories"],
-        "annotations": [_complete(a, i) for i, a in enumerate(ground_truth["annotations"], 1)],
+        "annotations": [_complete(a, i, kind) for i, a in enumerate(ground_truth["annotations"], 1)],
     }
     found = [{key: d[key] for key in _keys(kind)} for d in detections]
     coco = COCO(truth)
@@ -78,10 +78,17 @@ def _keys(kind: Kind) -> tuple[str, ...]:
     return ("image_id", "category_id", "score", "bbox" if kind == "bbox" else "segmentation")
 
 
-def _complete(annotation: dict[str, Any], number: int) -> dict[str, Any]:
+def _complete(annotation: dict[str, Any], number: int, kind: Kind) -> dict[str, Any]:
     """A copy with all that the evaluation reads; numbered from 1, since 0 means "unmatched" there."""
-    width, height = annotation["bbox"][2:]
-    return {"iscrowd": 0, "area": width * height, **annotation, "id": number}
+    x, y, width, height = annotation["bbox"]
+    copy = {**annotation, "id": number, "iscrowd": int(bool(annotation.get("iscrowd")))}
+    if copy.get("area") is None:
+        copy["area"] = width * height
+    if kind == "bbox":
+        copy.pop("segmentation", None)  # which need not be one
+    elif not copy.get("segmentation"):  # such as a crowd of which only the box is known
+        copy["segmentation"] = [[x, y, x + width, y, x + width, y + height, x, y + height]]
+    return copy
 
 
 def _best_per_image(detections: list[Detection], count: int) -> list[Detection]:

@@ -142,7 +142,8 @@ def open_data(config: DetectionDataConfig, training: bool, seed: int, masks: boo
     data = CocoData(
         root / "annotations" / f"{prefix}_{split}.json", root / folder, count, seed, training, masks
     )
-    if config.name == "lvis" and not all("frequency" in c for c in data.ground_truth()["categories"]):
+    known = all(c.get("frequency") in ("r", "c", "f") for c in data.ground_truth()["categories"])
+    if config.name == "lvis" and not known:
         raise SettingError(
             "data.name",
             f"cannot be lvis, because {data.source} does not say how frequent its classes are. Use coco.",

@@ -124,19 +124,24 @@ def _on_detectron2(work: Work) -> list[str]:
                 row.detector(work.out, seed).with_name(f"{seed}-detectron2"),
                 config.startswith("fcos"),
             )
-            settings = {
+            settings: dict[str, object] = {
                 "train.seed" if lazy else "SEED": seed,
-                "train.output_dir" if lazy else "OUTPUT_DIR": out,
+                "train.output_dir" if lazy else "OUTPUT_DIR": out.as_posix(),
             }
             if row.evaluation.scratch:
                 settings["train.init_checkpoint" if lazy else "MODEL.WEIGHTS"] = ""
-            words = [f"{name}={value}" for name, value in settings.items()]
-            if not lazy:
+            if lazy:  # in quotes: Hydra would read the "," and "=" of a path as its own
+                words = [f"{name}={_in_quotes(value)}" for name, value in settings.items()]
+            else:
                 words = [str(word) for pair in settings.items() for word in pair]
             file = folder / "configs" / f"{config}.yaml"
             lines.append(["python", folder / "train.py", "--config-file", file, "--num-gpus", "8", *words])
-    head = ["# The same detectors on detectron2 itself, whose conventions the paper's numbers follow:"]
+    head = ["# The same detectors on detectron2 itself, which most published numbers come from:"]
     return (head if lines else []) + ["# " + shlex.join(map(str, line)) for line in lines]
+
+
+def _in_quotes(value: object) -> str:
+    return "'" + value.replace("'", r"\'") + "'" if isinstance(value, str) else str(value)
 
 
 def reproduce(work: Work, jobs: int) -> str:

@@ -98,12 +98,12 @@ def test_crowds_are_not_learned_but_stay_in_the_ground_truth(tmp_path: Path) -> 
 
 
 def test_boxes_are_clipped_and_empty_ones_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    boxes = [[-2, 1, 5, 4], [3, 3, 0, 2], [12, 1, 3, 3], [8, 6, 9, 9]]
+    boxes = [[-2, 1, 5, 4], [3, 3, 0, 2], [12, 1, 3, 3], [8, 6, 9, 9], [7, 3, 1e-7, 2]]
     line = object_(3, 5, [2, 1, 4, 4], segmentation=[[2, 1, 6, 5]])
     with caplog.at_level(logging.WARNING):
         data = load(tmp_path, annotations=[line, *(object_(3, 5, box, segmentation=[]) for box in boxes)])
     assert data.target(0, masks=False)["boxes"].tolist() == [[0, 1, 3, 5], [8, 6, 10, 8]]
-    assert "3 objects whose box or outline is empty" in caplog.text
+    assert "4 objects whose box or outline is empty" in caplog.text
 
 
 def test_images_without_objects(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -116,6 +116,12 @@ def test_images_without_objects(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert "1 images that show nothing to learn" in caplog.text
     with pytest.raises(UserError, match="no image with an object"):
         load(tmp_path, training=True, annotations=[])
+
+
+def test_objects_of_images_that_are_not_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        load(tmp_path, annotations=[object_(image, 5, [2, 1, 4, 4]) for image in (3, 4, 4)])
+    assert "ignoring 2 objects of images that it does not list" in caplog.text
 
 
 def test_missing_images_are_named_at_once(tmp_path: Path) -> None:
@@ -150,10 +156,32 @@ def test_objects_without_masks_need_another_model(tmp_path: Path) -> None:
 
 def test_a_mask_of_another_size_is_refused(tmp_path: Path) -> None:
     wrong = {"size": [10, 8], "counts": [17, 4, 4, 4, 4, 4, 4, 4, 35]}
+    for crowd in (0, 1):  # evaluation needs those of crowds
+        with pytest.raises(
+            UserError, match=r"train.json has a mask of \[10, 8\] pixels in image 3, which has \[8, 10\]"
+        ):
+            load(tmp_path, annotations=[object_(3, 5, [2, 1, 4, 4], segmentation=wrong, iscrowd=crowd)])
+
+
+@pytest.mark.parametrize("counts", [[0, 79], [0, 81], [-1, 81], ["a"], [], "", "damaged", None])
+@pytest.mark.parametrize("crowd", [0, 1])
+def test_a_code_that_cannot_be_decoded_is_found_before_the_training(
+    tmp_path: Path, counts: object, crowd: int
+) -> None:
+    code = {"size": [8, 10], "counts": counts}
+    damaged = object_(3, 5, [2, 1, 4, 4], segmentation=code, iscrowd=crowd)
+    data = load(tmp_path, annotations=[damaged])  # boxes do not need it
     with pytest.raises(
-        UserError, match=r"train.json has a mask of \[10, 8\] pixels in image 3, which has \[8, 10\]"
+        UserError, match=r"train.json has a run-length code in image 3 that cannot be decoded"
     ):
-        load(tmp_path, annotations=[object_(3, 5, [2, 1, 4, 4], segmentation=wrong)])
+        CocoData(data.source, data.folder, masks=True)
+
+
+def test_polygons_without_an_area_are_left_out(tmp_path: Path) -> None:
+    odd = [2.0, 1.0, 6.0, 1.0, 6.0, 5.0, 2.0]
+    data = load(tmp_path, annotations=[object_(3, 5, [2, 1, 4, 4], segmentation=[odd, SQUARE, [], [1, 2]])])
+    assert data.target(0, masks=True)["masks"].sum() == 16
+    assert not load(tmp_path, annotations=[object_(3, 5, [2, 1, 4, 4], segmentation=[odd])]).classes(0)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +208,37 @@ def test_a_mask_of_another_size_is_refused(tmp_path: Path) -> None:
             json.dumps(content(annotations=[object_(3, 90, [0, 0, 1, 1], segmentation={"size": [8, 10]})])),
             "neither polygons nor",
         ),
+        *(
+            (
+                json.dumps(content(annotations=[object_(3, 90, [0, 0, 1, 1], segmentation=[polygon])])),
+                "neither polygons nor",
+            )
+            for polygon in (
+                *([1, 1, 5, 1, 5, float("nan")], [1, 1, 5, 1, 5, float("-inf")], [1, 1, 5, 1, 5, -1e9]),
+                *([1, 1, 5, 1, 5, 1e30], [1, 1, 5, 1, 5, "5"], [[1, 1], [5, 1], [5, 5]]),
+            )
+        ),
+        *(
+            (
+                json.dumps(content(annotations=[object_(3, 90, [0, 0, 1, value])])),
+                "a 'bbox' is .*, not x, y, w, h",
+            )
+            for value in (float("nan"), float("inf"))
+        ),
+        (
+            json.dumps(content(annotations=[object_(3, 90, [0, 0, 1, 1], iscrowd="no")])),
+            "an 'iscrowd' is 'no', not 0 or 1",
+        ),
+        (
+            json.dumps(content(annotations=[object_(3, 90, [0, 0, 1, 1]) | {"area": "big"}])),
+            "an 'area' is 'big', not a number",
+        ),
+        (
+            json.dumps(content()).replace('"height": 8', '"height": 0'),
+            "'height' of an entry of 'images' is 0",
+        ),
+        (json.dumps(content()).replace('"id": 7', '"id": 3'), "'images' has the id 3 twice"),
+        (json.dumps(content()).replace('"id": 5', '"id": 90'), "'categories' has the id 90 twice"),
     ],
 )
 def test_damaged_annotation_files(tmp_path: Path, text: str, message: str) -> None:
@@ -220,11 +279,12 @@ def test_lvis_finds_its_images_in_cocos_folders(tmp_path: Path) -> None:
 
 
 def test_lvis_needs_to_know_how_frequent_classes_are(tmp_path: Path) -> None:
-    write(tmp_path, content(), "lvis_v1_train.json", "train2017")
-    with pytest.raises(UserError, match="how frequent its classes are"):
-        open_data(
-            DetectionDataConfig(name="lvis", root=str(tmp_path), split="v1_train"), training=True, seed=0
-        )
+    config = DetectionDataConfig(name="lvis", root=str(tmp_path), split="v1_train")
+    for more in ({}, {"frequency": "often"}):
+        categories = [{**category, **more} for category in content()["categories"]]
+        write(tmp_path, content(categories=categories), "lvis_v1_train.json", "train2017")
+        with pytest.raises(UserError, match="how frequent its classes are"):
+            open_data(config, training=True, seed=0)
 
 
 def test_where_the_data_are_not(tmp_path: Path) -> None:

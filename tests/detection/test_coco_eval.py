@@ -115,6 +115,29 @@ def test_nothing_found_and_nothing_to_find() -> None:
     assert evaluate({**truth, "annotations": []}, [], "bbox")["AP"] is None
 
 
+def test_what_annotations_may_leave_out() -> None:
+    """An area is that of the box, and the mask of a crowd is its box; boxes are judged without masks."""
+    crowd = {"image_id": 1, "category_id": 1, "bbox": [0, 0, 50, 50], "iscrowd": 1, "area": None}
+    one = {"image_id": 1, "category_id": 1, "bbox": [60, 0, 20, 20]}
+    polygon = [[60, 0, 80, 0, 80, 20, 60, 20]]
+    truth = {
+        "images": [{"id": 1, "height": 100, "width": 100}],
+        "categories": [{"id": 1, "name": "a"}],
+        "annotations": [crowd, {**one, "segmentation": polygon}],
+    }
+    (inside,) = encode_masks(np.pad(np.ones((1, 20, 20), bool), ((0, 0), (10, 70), (10, 70))))
+    (exact,) = encode_masks(np.pad(np.ones((1, 20, 20), bool), ((0, 0), (0, 80), (60, 20))))
+    detections = [
+        {**found(1, 10, 0.9), "bbox": [10, 10, 20, 20], "segmentation": inside},
+        {**found(1, 60, 0.8), "segmentation": exact},
+    ]
+    for kind in ("bbox", "segm"):
+        assert evaluate(truth, detections, kind)["AP"] == 1  # what is found in the crowd does not count
+    damaged = {"size": [1, 1], "counts": "no code"}
+    truth["annotations"] = [crowd, {**one, "segmentation": damaged}]
+    assert evaluate(truth, detections, "bbox")["AP"] == 1
+
+
 def lvis(annotations: list[tuple[int, int]], negative: list[int], unfinished: list[int]) -> dict[str, Any]:
     """One image of 100×100 pixels; annotations are (category, x of a box of 20×20)."""
     return {

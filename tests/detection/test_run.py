@@ -181,6 +181,11 @@ def test_the_student_or_the_teacher_of_a_run(tmp_path: Path) -> None:
         (["nowhere", "--out", "x"], "no run directory or file of weights called nowhere"),
         (["nowhere", "--eval-only"], "nowhere has no fine-tuned detector"),
         (["--eval-only"], "Missing argument RUN"),
+        (
+            ["run", "--eval-only", "--images=photos"],
+            "--images runs the detector, and --eval-only evaluates it",
+        ),
+        (["run", "--eval-only", "--resume=must"], "--resume is for training"),
         (["--init=random", "--out=x", "--data.name=coco"], "--data.root is required"),
         (["--init=random", "--out=x", "--train.batch_size=0"], "--train.batch_size"),
         (

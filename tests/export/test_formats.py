@@ -324,6 +324,7 @@ def test_detectron2_has_a_config_for_each_table(tmp_path: Path):
     assert files["voc_c4_24k"]["MODEL"]["ROI_HEADS"]["NAME"] == "Res5ROIHeadsExtraNorm"
 
 
+@pytest.mark.filterwarnings("ignore")  # of detectron2's own making
 def test_detectron2_trains_every_table_with_nothing_frozen(tmp_path: Path):
     """Builds each model by train.py, loads the weights and takes a step on a made-up image, where detectron2 is."""
     pytest.importorskip("detectron2")
@@ -363,6 +364,7 @@ def test_detectron2_trains_every_table_with_nothing_frozen(tmp_path: Path):
         assert all(p.requires_grad for p in model.parameters())
 
 
+@pytest.mark.filterwarnings("ignore")  # of detectron2's own making
 def test_detectron2_takes_the_printed_lines(run: Path, tmp_path: Path):
     pytest.importorskip("detectron2")
     from detectron2.checkpoint import DetectionCheckpointer
