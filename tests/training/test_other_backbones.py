@@ -316,6 +316,17 @@ def test_recipes_never_replace_what_the_user_named(tmp_path: Path) -> None:
     assert folder.model.backbone == "timm/test_vit"
     assert (folder.model.stem, folder.model.width) == ("imagenet", 1.0)
     check_encoder(folder, inspect(folder))
+    for name in ("timm/test_vit", "convnext_tiny"):  # which have none of what the recipe chose for its ResNet
+        short = recipes.configure(recipes.find("cifar10-cpu"), {"model.backbone": name})
+        assert (short.model.backbone, short.model.stem, short.model.stem_init) == (name, "imagenet", "random")
+        check_encoder(short, inspect(short))
+    other = recipes.configure(recipes.find("cifar10-cpu"), {"model.backbone": "resnet18", "model.width": 0.5})
+    assert (other.model.backbone, other.model.stem, other.model.width) == ("resnet18", "small", 0.5)
+    wrong = recipes.configure(
+        recipes.find("cifar10-cpu"), {"model.backbone": "timm/test_vit", "model.width": 0.5}
+    )
+    with pytest.raises(UserError, match="Only torchvision's ResNets have a stem, a width"):
+        inspect(wrong)
     chosen = recipes.configure(recipes.find("folder"), given)
     assert chosen.model == recipes.find("quickstart").config.model
 
