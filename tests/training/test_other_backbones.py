@@ -361,8 +361,10 @@ def test_a_file_of_ones_own_is_adapted(tmp_path: Path) -> None:
     assert start.record is not None
     assert load_encoder(tmp_path / "run").card.start == start.record
     assert start.record["name"] == "mine.safetensors"
+    # Before the images, which may take long to decode.
+    lost = replace(config, model=replace(config.model, weights="nowhere.pth"), data=DataConfig(root="nowhere"))
     with pytest.raises(UserError, match="no weights file"):
-        starting_weights(replace(config, model=replace(config.model, weights="nowhere.pth")), {})
+        pretrain(lost, tmp_path / "lost")
 
 
 def test_nothing_is_imported_for_a_name(warm_python: str) -> None:
