@@ -176,7 +176,10 @@ def test_scaled_resnets_start_like_torchvisions() -> None:
     [
         ({"name": "resnet5"}, "resnet50"),
         ({"name": "my_network"}, "command backbones lists all names"),
-        ({"name": "resnet10t"}, r"torchvision has no backbone 'resnet10t', but timm has. Write timm/resnet10t\."),
+        (
+            {"name": "resnet10t"},
+            r"torchvision has no backbone 'resnet10t', but timm has. Write timm/resnet10t\.",
+        ),
         ({"name": "torchvision/test_vit.r160_in1k"}, r"Write timm/test_vit.r160_in1k\."),
         ({"name": "pit_ti_242"}, "Did you mean timm/pit_ti_224"),
         ({"name": "timm/vit_tiny_patch16_244"}, "timm has no backbone.*Did you mean vit_tiny_patch16_224"),
@@ -195,7 +198,10 @@ def test_scaled_resnets_start_like_torchvisions() -> None:
         ({"name": "resnet18", "options": ["weights=DEFAULT"]}, "which other settings decide"),
         ({"name": "timm/test_vit", "options": ["patch_size"]}, "^model.options takes NAME=VALUE"),
         ({"name": "timm/test_vit", "options": ["depth=3", "depth=4"]}, "has depth twice"),
-        ({"name": "timm/inception_next_atto"}, "^timm/inception_next_atto has no features without its classifier"),
+        (
+            {"name": "timm/inception_next_atto"},
+            "^timm/inception_next_atto has no features without its classifier",
+        ),
         ({"name": "mobilenet_v2", "stem": "cifar"}, "Only ResNets"),
         ({"name": "mobilenet_v2", "width": 0.5}, "Only ResNets"),
         (

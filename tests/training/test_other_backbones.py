@@ -362,7 +362,9 @@ def test_a_file_of_ones_own_is_adapted(tmp_path: Path) -> None:
     assert load_encoder(tmp_path / "run").card.start == start.record
     assert start.record["name"] == "mine.safetensors"
     # Before the images, which may take long to decode.
-    lost = replace(config, model=replace(config.model, weights="nowhere.pth"), data=DataConfig(root="nowhere"))
+    lost = replace(
+        config, model=replace(config.model, weights="nowhere.pth"), data=DataConfig(root="nowhere")
+    )
     with pytest.raises(UserError, match="no weights file"):
         pretrain(lost, tmp_path / "lost")
 
