@@ -505,7 +505,8 @@ def adapt() -> Recipe:
         ),
         summary="Published weights, continued on your own images: first the heads alone, then all with low rates",
         command="momentum2 pretrain adapt --data.root photos --model.backbone timm/resnet50.a1_in1k --out runs/adapted",
-        expect="depends on the images",
+        expect="depends on the images and on the weights; measured: no gain in a minute of a small network, kNN 46.1% "
+        "at the start, 44.8% at the end (docs/backbones.md)",
         adapt=_fit_to_adapt,
     )
 
