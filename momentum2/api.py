@@ -141,6 +141,7 @@ def pretrain(
             before = run.checkpoints.info()
             config = with_precision(config, before, device)
             choose_algorithms(config.train.precision, config.train.deterministic, device)
+            start = starting_weights(config, before)  # before many images are decoded in vain
             if images is None:
                 images = open_dataset(with_cache(config.data, before), seed=config.train.seed)
             seen = fingerprint(images)
@@ -149,7 +150,6 @@ def pretrain(
             resolved = resolve(config, len(images), distributed.world_size(), method)
             if encoder is None:
                 check_memory(config, resolved, len(images.class_names or ()))
-            start = starting_weights(config, before)
             built = build_method(config, resolved, len(images.class_names or ()), encoder, start.file)
             if start.file is not None and distributed.is_main():
                 _save(place / START, built, config, 0, start.record)

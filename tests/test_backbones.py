@@ -175,9 +175,15 @@ def test_scaled_resnets_start_like_torchvisions() -> None:
     ("arguments", "message"),
     [
         ({"name": "resnet5"}, "resnet50"),
-        ({"name": "my_network"}, "Try resnet18"),
+        ({"name": "my_network"}, "command backbones lists all names"),
+        (
+            {"name": "resnet10t"},
+            r"torchvision has no backbone 'resnet10t', but timm has. Write timm/resnet10t\.",
+        ),
+        ({"name": "torchvision/test_vit.r160_in1k"}, r"Write timm/test_vit.r160_in1k\."),
+        ({"name": "pit_ti_242"}, "Did you mean timm/pit_ti_224"),
         ({"name": "timm/vit_tiny_patch16_244"}, "timm has no backbone.*Did you mean vit_tiny_patch16_224"),
-        ({"name": "timm/resnet18.imagenet"}, "timm has no backbone"),
+        ({"name": "timm/resnet18.a1_in2k"}, "timm has no backbone.*Did you mean resnet18.a1_in1k"),
         ({"name": "timm/hf-hub:timm/resnet18.a1_in1k"}, "timm has no backbone"),
         ({"name": "timm/local-dir:/etc"}, "timm has no backbone"),
         ({"name": "hf-hub:timm/resnet18"}, "torchvision has no backbone"),
@@ -192,7 +198,10 @@ def test_scaled_resnets_start_like_torchvisions() -> None:
         ({"name": "resnet18", "options": ["weights=DEFAULT"]}, "which other settings decide"),
         ({"name": "timm/test_vit", "options": ["patch_size"]}, "^model.options takes NAME=VALUE"),
         ({"name": "timm/test_vit", "options": ["depth=3", "depth=4"]}, "has depth twice"),
-        ({"name": "timm/inception_next_atto"}, "no features without its classifier"),
+        (
+            {"name": "timm/inception_next_atto"},
+            "^timm/inception_next_atto has no features without its classifier",
+        ),
         ({"name": "mobilenet_v2", "stem": "cifar"}, "Only ResNets"),
         ({"name": "mobilenet_v2", "width": 0.5}, "Only ResNets"),
         (
@@ -311,6 +320,8 @@ def test_timm_that_is_not_installed_is_one_sentence(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(UserError, match=r"timm is not installed. Run pip install 'momentum2\[timm\]'"):
         backbones.build("timm/test_vit")
+    with pytest.raises(UserError, match="torchvision has no backbone 'test_vit'"):
+        backbones.build("test_vit")
     assert backbones.listed("resnet18") == ["torchvision/resnet18"]
 
 

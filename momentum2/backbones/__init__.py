@@ -3,7 +3,7 @@
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -103,6 +103,14 @@ def create(name: str) -> nn.Module:
     return _create(Architecture(name, "imagenet", 1.0))
 
 
+def has_stem(name: str) -> bool:
+    """Whether a stem, a width and residual branches can be chosen: of torchvision's ResNets."""
+    if name.startswith(TIMM):
+        return False
+    with torch.device("meta"):
+        return torchvision_networks.is_resnet(create(name))
+
+
 @functools.lru_cache(maxsize=16)
 def inspect(architecture: Architecture, sizes: tuple[int, ...]) -> Facts:
     """What an architecture is for images of these sizes, or one sentence why it cannot be. Nothing is computed.
@@ -114,14 +122,13 @@ def inspect(architecture: Architecture, sizes: tuple[int, ...]) -> Facts:
         if torchvision_networks.is_resnet(network):  # they take every size
             return facts_of(network, architecture, fit.Fit(_known_width(network) or 0, ()), sizes[0])
         try:
-            return facts_of(
-                network, architecture, fit.measure(network, sizes, architecture.channels), sizes[0]
-            )
+            found = fit.measure(network, sizes, architecture.channels, name=architecture.backbone)
+            return facts_of(network, architecture, found, sizes[0])
         except fit.Unfit as unfit:
-            found = _for_size(architecture, sizes)
-            if found is None:
+            built = _for_size(architecture, sizes)
+            if built is None:
                 raise _refusal(architecture, sizes, network, *unfit.args) from None
-            return found
+            return built
 
 
 @functools.lru_cache(maxsize=16)
@@ -281,10 +288,22 @@ def _checked(name: str) -> tuple[bool, str]:
     known = timm_networks.names() if theirs else torchvision_networks.names()
     if plain in known or (theirs and plain in timm_networks.tagged_names()):
         return theirs, plain
-    close = get_close_matches(plain[:100], known, n=3, cutoff=0.5)
-    hint = f"Did you mean {' or '.join(close)}?" if close else "Try resnet18 or resnet50."
     shown = plain if len(plain) <= 80 and plain.isprintable() else repr(plain[:80])
+    written = {} if theirs else {other: TIMM + other for other in _of_timm()}  # bare names mean torchvision's
+    if plain in written:
+        raise UserError(f"torchvision has no backbone '{shown}', but timm has. Write {written[plain]}.")
+    written |= {name: name for name in (timm_networks.tagged_names() if theirs and "." in plain else known)}
+    close = [written[name] for name in get_close_matches(plain[:100], written, n=3, cutoff=0.5)]
+    hint = f"Did you mean {' or '.join(close)}?" if close else "The command backbones lists all names."
     raise UserError(f"{'timm' if theirs else 'torchvision'} has no backbone '{shown}'. {hint}")
+
+
+def _of_timm() -> Collection[str]:
+    """timm's names, with tags and without; none where it is not installed."""
+    try:
+        return {*timm_networks.names(), *timm_networks.tagged_names()}
+    except UserError:
+        return ()
 
 
 def _known_width(network: nn.Module) -> int | None:
@@ -297,7 +316,7 @@ def _some_width(network: nn.Module, name: str, channels: int) -> int:
     usual = _usual_size(network)
     for size in (usual,) if usual else (299, 224):
         try:
-            return fit.measure(network, (size,), channels, backward=False).feature_dim
+            return fit.measure(network, (size,), channels, backward=False, name=name).feature_dim
         except fit.Unfit as unfit:
             why = unfit.args[1]
     raise UserError(f"'{name}' does not take images of {size} px ({why}).")

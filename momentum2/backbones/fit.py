@@ -26,8 +26,14 @@ class Unfit(Exception):
     """Why a network does not take a size, in words."""
 
 
-def measure(network: nn.Module, sizes: Iterable[int], channels: int, backward: bool = True) -> Fit:
-    """Try images (2, channels, size, size) of each size on a copy without storage; no BN statistic moves."""
+def measure(
+    network: nn.Module, sizes: Iterable[int], channels: int, backward: bool = True, name: str | None = None
+) -> Fit:
+    """Try images (2, channels, size, size) of each size on a copy without storage; no BN statistic moves.
+
+    `name` is what the user calls the network (default: its class).
+    """
+    name = name or type(network).__name__
     shadow = copy.deepcopy(network).to("meta").train()
     widths: dict[int, int] = {}
     for size in sizes:
@@ -38,13 +44,10 @@ def measure(network: nn.Module, sizes: Iterable[int], channels: int, backward: b
         if not isinstance(features, Tensor) or features.dim() != 2:
             found = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise UserError(
-                f"An encoder must return one row of features per image, (n, d); {type(network).__name__} returns "
-                f"{found}."
+                f"An encoder must return one row of features per image, (n, d); {name} returns {found}."
             )
         if features.shape[1] == 0:
-            raise UserError(
-                f"{type(network).__name__} has no features without its classifier. Choose another backbone."
-            )
+            raise UserError(f"{name} has no features without its classifier. Choose another backbone.")
         try:
             if backward:
                 features.sum().backward()
@@ -53,7 +56,7 @@ def measure(network: nn.Module, sizes: Iterable[int], channels: int, backward: b
         widths[size] = features.shape[1]
     if len(set(widths.values())) > 1:
         told = ", ".join(f"{width} at {size} px" for size, width in widths.items())
-        raise UserError(f"{type(network).__name__} has a different number of features at each size: {told}.")
+        raise UserError(f"{name} has a different number of features at each size: {told}.")
     unused = tuple(n for n, p in shadow.named_parameters() if p.requires_grad and p.grad is None)
     return Fit(next(iter(widths.values())), unused)
 

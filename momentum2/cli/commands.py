@@ -445,7 +445,9 @@ def _detect_defaults(words: Words) -> "DetectConfig":
         from momentum2.detection.data import kind_in
 
         name = kind_in(root)
-    return preset(config.model, name)
+    return preset(
+        config.model, name, config.encoder.backbone if "encoder.backbone" in words.settings else None
+    )
 
 
 def detect(words: Words) -> int:

@@ -145,9 +145,17 @@ class DetectConfig:
     warmup_steps: CountOrZero = 0
 
 
-def preset(model: DetectorName, data: DetectionDataName) -> DetectConfig:
-    """The settings of `model` on `data`: the paper's for COCO and LVIS, a few minutes on two cores for shapes."""
-    return _small(model) if data == "shapes" else _paper(model, data)
+def preset(model: DetectorName, data: DetectionDataName, backbone: str | None = None) -> DetectConfig:
+    """The settings of `model` on `data`: the paper's for COCO and LVIS, a few minutes on two cores for shapes.
+
+    A `backbone` that was named keeps the stem and the width of the small ResNet only if it is a ResNet.
+    """
+    found = _small(model) if data == "shapes" else _paper(model, data)
+    if backbone is None:
+        return found
+    from momentum2.backbones import has_stem  # with torch, for which no help should wait
+
+    return found if has_stem(backbone) else replace(found, encoder=EncoderConfig(backbone))
 
 
 def _paper(model: DetectorName, data: DetectionDataName) -> DetectConfig:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from momentum2.backbones import TORCHVISION
+from momentum2.backbones import TIMM, TORCHVISION
 from momentum2.errors import UserError
 from momentum2.files import write_new
 from momentum2.runs.card import EncoderCard
@@ -57,7 +57,8 @@ def plain(card: EncoderCard) -> str:
 def require_resnet(card: EncoderCard, tool: str) -> None:
     """Refuse what is not a ResNet of torchvision: `tool` has other names for its parts."""
     if plain(card) not in RESNETS and plain(card) != "resnet10":  # of which `require_usual` speaks
-        raise UserError(f"{tool} takes ResNets, not {card.backbone}. Export to torchvision or onnx.")
+        other = "timm" if card.backbone.startswith(TIMM) else "torchvision"
+        raise UserError(f"{tool} takes ResNets, not {card.backbone}. Export to {other} or onnx.")
 
 
 def require_usual(card: EncoderCard, tool: str, any_width: bool = False) -> None:

@@ -19,7 +19,7 @@ from momentum2.api import pretrain
 from momentum2.cli import main
 from momentum2.config import Config, DataConfig, MethodConfig, ModelConfig, OptimConfig, TrainConfig
 from momentum2.detection.finetune import with_encoder
-from momentum2.detection.presets import DetectConfig, EncoderConfig, HeadConfig
+from momentum2.detection.presets import DetectConfig, EncoderConfig, HeadConfig, preset
 from momentum2.detection.saved import DetectorCard, architecture_of, load_detector, read_card, save_detector
 
 Arguments = Callable[..., list[str]]
@@ -200,7 +200,7 @@ def test_the_student_or_the_teacher_of_a_run(tmp_path: Path) -> None:
             ["--init=random", "--out=x", "--train.devices=2"],
             "--train.devices is only for pretraining",
         ),
-        (["--init=random", "--out=x", "--encoder.backbone=vgg11_bn", "--encoder.stem=imagenet"], "ResNet"),
+        (["--init=random", "--out=x", "--encoder.backbone=vgg11_bn"], "VGG has no maps of several strides"),
     ],
 )
 def test_mistakes_are_one_sentence(
@@ -218,6 +218,20 @@ def test_mistakes_are_one_sentence(
     assert message in said
     assert said.count("\n") == 1
     assert not (tmp_path / "x" / "checkpoints").exists()
+
+
+def test_a_network_that_was_named_has_no_stem_of_the_preset(
+    tmp_path: Path, arguments: Arguments, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = arguments(
+        tmp_path / "run", model="retinanet", encoder__backbone="timm/test_vit", train__steps="1"
+    )
+    given.append("--encoder.options=patch_size=8,depth=1")
+    assert detect(given) == 2
+    assert "Only torchvision's ResNets have a stem, a width" in capsys.readouterr().err
+    assert detect([word for word in given if not word.startswith("--encoder.width")]) == 0
+    assert read_card(tmp_path / "run").encoder.backbone == "timm/test_vit"
+    assert preset("fcos", "shapes", "resnet50").encoder == preset("fcos", "shapes").encoder
 
 
 def test_a_detector_on_a_network_with_options_is_loaded_as_it_was(tmp_path: Path) -> None:

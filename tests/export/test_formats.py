@@ -392,7 +392,11 @@ def test_detectron2_takes_the_printed_lines(run: Path, tmp_path: Path):
         ("timm", ("resnet18", "cifar", 1.0), "timm has no resnet18 with the 3x3 stem cifar"),
         ("timm", ("mnasnet0_5", "imagenet", 1.0), "timm takes ResNets"),
         ("torchvision", ("timm/test_vit", "imagenet", 1.0), "torchvision does not have timm/test_vit"),
-        ("detectron2", ("timm/test_vit", "imagenet", 1.0), "detectron2 takes ResNets"),
+        (
+            "detectron2",
+            ("timm/test_vit", "imagenet", 1.0),
+            "detectron2 takes ResNets, not timm/test_vit. Export to timm or onnx",
+        ),
         ("huggingface", ("resnet18", "imagenet", 0.5), "timm has no resnet18 of width 0.5"),
         ("detectron2", ("resnet18", "imagenet", 0.5), "detectron2 has no resnet18 of width 0.5"),
         ("detectron2", ("mnasnet0_5", "imagenet", 1.0), "detectron2 takes ResNets"),

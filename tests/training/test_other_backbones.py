@@ -316,6 +316,17 @@ def test_recipes_never_replace_what_the_user_named(tmp_path: Path) -> None:
     assert folder.model.backbone == "timm/test_vit"
     assert (folder.model.stem, folder.model.width) == ("imagenet", 1.0)
     check_encoder(folder, inspect(folder))
+    for name in ("timm/test_vit", "convnext_tiny"):  # which have none of what the recipe chose for its ResNet
+        short = recipes.configure(recipes.find("cifar10-cpu"), {"model.backbone": name})
+        assert (short.model.backbone, short.model.stem, short.model.stem_init) == (name, "imagenet", "random")
+        check_encoder(short, inspect(short))
+    other = recipes.configure(recipes.find("cifar10-cpu"), {"model.backbone": "resnet18", "model.width": 0.5})
+    assert (other.model.backbone, other.model.stem, other.model.width) == ("resnet18", "small", 0.5)
+    wrong = recipes.configure(
+        recipes.find("cifar10-cpu"), {"model.backbone": "timm/test_vit", "model.width": 0.5}
+    )
+    with pytest.raises(UserError, match="Only torchvision's ResNets have a stem, a width"):
+        inspect(wrong)
     chosen = recipes.configure(recipes.find("folder"), given)
     assert chosen.model == recipes.find("quickstart").config.model
 
@@ -350,8 +361,12 @@ def test_a_file_of_ones_own_is_adapted(tmp_path: Path) -> None:
     assert start.record is not None
     assert load_encoder(tmp_path / "run").card.start == start.record
     assert start.record["name"] == "mine.safetensors"
+    # Before the images, which may take long to decode.
+    lost = replace(
+        config, model=replace(config.model, weights="nowhere.pth"), data=DataConfig(root="nowhere")
+    )
     with pytest.raises(UserError, match="no weights file"):
-        starting_weights(replace(config, model=replace(config.model, weights="nowhere.pth")), {})
+        pretrain(lost, tmp_path / "lost")
 
 
 def test_nothing_is_imported_for_a_name(warm_python: str) -> None:
