@@ -7,7 +7,7 @@ of them alike; the table gives medians and ratios. A step takes two views of a b
 optimizer, teacher), with the augmentation left out because `benchmarks/augment.py` measures that; peak memory is that
 of a process with one candidate alone. The candidates:
 
-    momentum2   our method as `pretrain` runs it with one thread (channels_last; --precision bf16 for bf16)
+    momentum2   our method as `pretrain` runs it with this number of threads (channels_last; --precision bf16 for bf16)
     lightly     lightly's BYOL building blocks wired as in its documented example: fp32, NCHW, its heads and loss
     authors     the paper's method in plain fp32 NCHW with Momentum BN operation by operation, as in the released code
     limit       only the convolutions and matrix products of our step, forward and backward, one by one
@@ -35,6 +35,7 @@ from momentum2 import backbones
 from momentum2.config import Config, ModelConfig, Precision, TrainConfig
 from momentum2.optim import build_optimizer
 from momentum2.training.build import build_method
+from momentum2.training.by_view import choose_threads
 from momentum2.training.device import autocast_dtype, keep_large_blocks
 from momentum2.training.plan import resolve
 from momentum2.training.step import Stepper
@@ -50,11 +51,16 @@ CASES = {
 
 def ours(model: ModelConfig, views: list[Tensor], bf16: bool) -> tuple[Step, nn.Module]:
     precision: Precision = "bf16" if bf16 else "fp32"
-    config = Config(model=model, train=TrainConfig(batch_size=len(views[0]), precision=precision))
+    config = Config(
+        model=model,
+        train=TrainConfig(batch_size=len(views[0]), precision=precision, threads=torch.get_num_threads()),
+    )
     plan = resolve(replace(config, train=replace(config.train, steps=1000)), 10_000)
     method = build_method(config, plan, 0).to(memory_format=torch.channels_last).train()
     optimizer = build_optimizer(method.named_parameters(), config.optim, 0.05)
-    take_step = Stepper(method, optimizer, config.train, config.optim, torch.device("cpu"))
+    cpu = torch.device("cpu")
+    threads = choose_threads(method, config.train, cpu, None)
+    take_step = Stepper(method, optimizer, config.train, config.optim, cpu, threads)
     views = [v.to(memory_format=torch.channels_last) for v in views]
 
     def step() -> None:

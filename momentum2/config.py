@@ -304,7 +304,7 @@ class OptimConfig:
         nesterov: Nesterov's momentum (sgd, muon).
         milestones: Shares of the run after which the learning rate drops to a tenth: [0.6,0.8] (default: cosine).
         weight_decay_end: Where the cosine schedule of weight_decay ends, for adamw (default: no change).
-        layer_decay: Factor between the learning rates of a layer of a timm network and the next one (default: none).
+        layer_decay: Multiplier of the learning rate from each layer to the one before it, for timm (default: none).
         encoder_lr: Multiplier of the encoder's learning rate.
         freeze_encoder_epochs: Epochs at the start in which only the heads learn.
     """

@@ -15,6 +15,7 @@ from momentum2.data.sampler import seeded_subset
 from momentum2.detection.targets import Segmentation, Target, decode_masks
 from momentum2.errors import SettingError, UserError
 from momentum2.files import read, read_json
+from momentum2.terminal import progress
 
 log = logging.getLogger("momentum2")
 
@@ -102,6 +103,7 @@ class CocoData:
 
     def _check_masks(self) -> None:
         """Every object has a mask that can be decoded, crowds among them: they are needed in evaluation."""
+        coded = []
         for path, entry in zip(self._paths, self._entries, strict=True):
             if not all(o["segmentation"] for o in self._objects[entry["id"]]):
                 raise SettingError(
@@ -110,13 +112,18 @@ class CocoData:
                     "Choose faster_rcnn, retinanet or fcos.",
                 )
             codes = [a["segmentation"] for a in self._annotations[entry["id"]] if _is_code(a)]
-            try:
-                decode_masks(codes, entry["height"], entry["width"])
-            except (RuntimeError, ValueError, TypeError):
-                raise UserError(
-                    f"{self.source} has a run-length code in image {entry['id']} that cannot be decoded. "
-                    "Correct it, or remove its entry."
-                ) from None
+            if codes:
+                coded.append((entry, codes))
+        with progress("Checking masks", len(coded), "images") as advance:
+            for entry, codes in coded:
+                try:
+                    decode_masks(codes, entry["height"], entry["width"])
+                except (RuntimeError, ValueError, TypeError):
+                    raise UserError(
+                        f"{self.source} has a run-length code in image {entry['id']} that cannot be decoded. "
+                        "Correct it, or remove its entry."
+                    ) from None
+                advance(1)
 
     def aspect(self, i: int) -> float:
         """Width / height of image i."""
@@ -176,8 +183,9 @@ def _problem(section: str, keys: set[str], entry: Entry) -> str | None:
         return "a 'segmentation' is neither polygons nor a run-length code"
     if "bbox" in keys and entry.get("iscrowd") not in (None, 0, 1):
         return f"an 'iscrowd' is {entry['iscrowd']!r}, not 0 or 1"
-    if "bbox" in keys and not isinstance(entry.get("area"), int | float | None):
-        return f"an 'area' is {entry['area']!r}, not a number"
+    area = entry.get("area")
+    if "bbox" in keys and not (area is None or (isinstance(area, int | float) and isfinite(area))):
+        return f"an 'area' is {area!r}, not a number"
     return None
 
 

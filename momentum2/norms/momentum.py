@@ -112,7 +112,9 @@ class MomentumBatchNorm(PlainBatchNorm):
         pending = [self._pending_mean, self._pending_var, self._pending_count]
         torch._foreach_add_(pending, [mean.detach(), var.detach(), self._one])
         alpha, (old_mean, old_var) = self._alpha_or_one(), self.histories()
-        if alpha.dtype != mean.dtype:  # asking for a dtype that is there takes a call, too
+        if (
+            not alpha.dtype == old_mean.dtype == old_var.dtype == mean.dtype
+        ):  # asking for a dtype that is there takes a call, too
             alpha, old_mean, old_var = (t.to(mean.dtype) for t in (alpha, old_mean, old_var))
         return old_mean.lerp(mean, alpha), old_var.lerp(var, alpha)
 

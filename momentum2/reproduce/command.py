@@ -94,6 +94,10 @@ def _varied(table: Table, options: ReproduceOptions) -> Table:
     """The table with another loss, or another number of samples per device."""
     changes: dict[str, object] = {}
     words = []
+    if options.scale == "paper" and (options.loss != "paper" or options.samples is not None):
+        raise SettingError(
+            "loss" if options.loss != "paper" else "samples", "is only for the scales smoke and cifar."
+        )
     if options.loss == "repulsion":
         if others := sorted({row.pretraining.method for row in table.rows} - {"byol"}):
             raise SettingError(
@@ -110,10 +114,6 @@ def _varied(table: Table, options: ReproduceOptions) -> Table:
             )
         changes |= size_flags(SMALL_BATCH, options.samples)
         words.append(f"{options.samples}-samples")
-    if words and options.scale == "paper":
-        raise SettingError(
-            "loss" if options.loss != "paper" else "samples", "is only for the scales smoke and cifar."
-        )
     return table.varied(changes, tuple(words))
 
 

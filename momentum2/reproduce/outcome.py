@@ -125,6 +125,7 @@ def collect(
         "table": table.name,
         "scale": table.scale,
         "epochs": sorted({row.pretraining.epochs for row in table.rows}),
+        "variant": list(table.variant),
         "title": table.title,
         "question": table.question,
         "columns": list(table.columns),
@@ -218,7 +219,8 @@ def markdown(found: dict[str, Any]) -> str:
         lines.append([f"*{name}*", *cells, *[""] * (len(head) - 1 - len(cells))])
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     below = "".join(f"\n{_mark(i)} {note}\n" for i, note in enumerate(notes))
-    head_line = f"## {found['title']}\n\n{found['question']} Scale: {found['scale']}, {_length(found)}."
+    scale = ", ".join([found["scale"], _length(found), *_variant(found)])
+    head_line = f"## {found['title']}\n\n{found['question']} Scale: {scale}."
     return f"{head_line}\n\n{text}\n{below}{verdict_table(found['verdicts'])}"
 
 
@@ -226,7 +228,7 @@ def verdict_table(verdicts: list[dict[str, Any]]) -> str:
     """The claims that something is known of: effects in points with their 95% intervals, seed by seed."""
     lines = [
         ["claim", "paper", "linear", "verdict", "kNN", "verdict", "seeds", "visible"],
-        ["---", *["---:", "---:", "---"] * 2, "---:"],
+        ["---", "---:", "---:", "---", "---:", "---", "---:", "---:"],
     ]
     for verdict in verdicts:
         known = [verdict.get(column) for column in ("top-1", "kNN")]
@@ -236,21 +238,27 @@ def verdict_table(verdicts: list[dict[str, Any]]) -> str:
         for v in known:
             spread = "" if v is None or v["interval"] is None else f" ± {v['interval']:.1f}"
             cells += ["–", "–"] if v is None else [f"{v['effect']:+.1f}{spread}", v["word"]]
-        last = next(v for v in reversed(known) if v)
-        cells += [str(last["seeds"]), "–" if last["visible"] is None else f"{last['visible']:.1f}"]
+        seeds = ["–" if v is None else str(v["seeds"]) for v in known]
+        visible = ["–" if v is None or v["visible"] is None else f"{v['visible']:.1f}" for v in known]
+        cells += [" / ".join(dict.fromkeys(seeds)), " / ".join(visible)]
         lines.append(cells)
     if len(lines) == 2:
         return ""
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return (
         f"\n{text}\n\nEffects are points of top-1: the mean over seeds with its 95% interval. *Visible* is the "
-        "smallest effect by kNN that so many seeds find four times in five.\n"
+        "smallest effect, linear and by kNN, that this number of seeds finds four times in five.\n"
     )
 
 
 def _mark(place: int) -> str:
     """The mark of the footnote at `place`: ¹, ², ³."""
     return str(place + 1).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def _variant(found: dict[str, Any]) -> list[str]:
+    """How its runs differ from the scale's own."""
+    return [word.replace("-", " ") for word in found.get("variant", ())]
 
 
 def _length(found: dict[str, Any]) -> str:

@@ -65,7 +65,9 @@ def bn_statistics(scale: Scale, epochs: int | None = None) -> Table:
     ]
     if b.small:  # the paper does not know it
         rows.append(_row(b, "local-ema", "student BN, teacher EMAN", norms("local", "ema")))
-        claims.append(Claim("Momentum BN is better than EMAN", "local-momentum", "local-ema"))
+        claims.append(
+            Claim("Momentum BN is better than EMAN (not in the paper)", "local-momentum", "local-ema")
+        )
     return Table(
         "bn-statistics",
         scale,

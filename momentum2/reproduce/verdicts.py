@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Literal
 
-Word = Literal["shown", "contradicted", "bounded"]
+Word = Literal["shown", "contradicted", "bounded", "one seed"]
 
 #: Student's t at 97.5 % and at 80 %, for 1, 2, ... degrees of freedom; the last stands for more.
 _T975 = (
@@ -51,7 +51,7 @@ class Verdict:
         interval: Half of the 95% interval of the effect; None with one seed.
         visible: The smallest effect that would have been found four times in five; None with one seed.
         word: shown: the whole interval agrees with the claim. contradicted: none of it does. bounded: undecided, the
-            effect lies in the interval.
+            effect lies in the interval. one seed: there is no interval.
     """
 
     seeds: int
@@ -65,7 +65,7 @@ def judge(differences: Sequence[float], margin: float | None = None) -> Verdict:
     """The verdict on "better by more than 0", or on "behind by at most `margin`", of one difference a seed."""
     n, effect = len(differences), mean(differences)
     if n < 2:
-        return Verdict(n, effect, None, None, "bounded")
+        return Verdict(n, effect, None, None, "one seed")
     place = min(n - 2, len(_T975) - 1)
     error = stdev(differences) / math.sqrt(n)
     half = _T975[place] * error

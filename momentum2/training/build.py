@@ -1,6 +1,7 @@
 """From a config to what the loop is given."""
 
 import copy
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,13 +25,15 @@ from momentum2.runs.card import resolved_model
 from momentum2.runs.directory import devices_of
 from momentum2.runs.names import BAD_IMAGES
 from momentum2.seeds import derive
-from momentum2.training.device import resolve_precision
+from momentum2.training.device import autocast_dtype, has_bf16_instructions, resolve_precision
 from momentum2.training.job import Job
 from momentum2.training.plan import Plan, per_device
 from momentum2.training.start import Record, started
 
 #: Scores of a method's encoders after so many steps, by name, such as online kNN.
 Score = Callable[[dict[Network, backbones.Encoder], int], dict[str, float]]
+
+log = logging.getLogger("momentum2")
 
 
 def build_method(
@@ -81,12 +84,19 @@ def with_cache(data: DataConfig, before: Mapping[str, object]) -> DataConfig:
 def with_precision(config: Config, before: Mapping[str, object], device: torch.device) -> Config:
     """`config` with the precision that `auto` stands for, which holds for the whole run.
 
-    Versions that did not note it knew no fp16.
+    Versions that did not note it knew no fp16, and took bf16 on CPUs with instructions for it.
     """
     precision = resolve_precision(config.train.precision, device)
     if config.train.precision == "auto" and before:
         noted = cast(Precision, before.get("precision", "fp32" if precision == "fp16" else precision))
         precision = resolve_precision(noted, device)
+        if "precision" not in before and device.type == "cpu" and has_bf16_instructions():
+            log.warning(
+                "This run did not record its precision. It continues in fp32, although it was in bf16 until here if it "
+                "was started on this kind of CPU."
+            )
+    if config.train.recompute and device.type == "cpu" and autocast_dtype(precision, device) is not None:
+        raise SettingError("train.recompute", "works on a CPU only in fp32. Set train.precision to fp32.")
     return replace(config, train=replace(config.train, precision=precision))
 
 

@@ -63,6 +63,11 @@ def resolve_precision(precision: Precision, device: torch.device) -> Precision:
     return "fp32"  # on CPUs bf16 is faster or slower, from one kind to the next
 
 
+def has_bf16_instructions() -> bool:
+    """Whether this CPU has instructions for bf16."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
 def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
     """What autocast computes in, or None where it is off."""
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(resolve_precision(precision, device))
@@ -106,8 +111,10 @@ def _passes_over(
     input: Tensor, weight: Tensor, bias: object = None, stride: Any = 1, *_: object, **__: object
 ) -> bool:
     """Whether the map of a convolution is smaller than its kernel or stride."""
-    strides = (stride,) * (input.ndim - 2) if isinstance(stride, int) else stride
-    return any(n < max(k, s) for n, k, s in zip(input.shape[2:], weight.shape[2:], strides, strict=False))
+    kernel = weight.shape[2:]
+    strides = (stride,) if isinstance(stride, int) else tuple(stride)
+    strides = strides * len(kernel) if len(strides) == 1 else strides
+    return any(n < max(k, s) for n, k, s in zip(input.shape[-len(kernel) :], kernel, strides, strict=True))
 
 
 def choose_algorithms(precision: Precision, deterministic: bool, device: torch.device) -> None:

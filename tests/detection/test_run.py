@@ -183,7 +183,7 @@ def test_the_student_or_the_teacher_of_a_run(tmp_path: Path) -> None:
         (["--eval-only"], "Missing argument RUN"),
         (
             ["run", "--eval-only", "--images=photos"],
-            "--images runs the detector, and --eval-only evaluates it",
+            "--images runs the detector, while --eval-only evaluates it",
         ),
         (["run", "--eval-only", "--resume=must"], "--resume is for training"),
         (["--init=random", "--out=x", "--data.name=coco"], "--data.root is required"),

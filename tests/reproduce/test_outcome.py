@@ -250,3 +250,12 @@ def test_claims_are_about_rows_of_their_table(name: str, scale: Scale):
     for claim in table.claims:
         assert {claim.better, claim.other} <= keys
         assert claim.better != claim.other
+
+
+def test_a_table_says_how_its_runs_differ_from_the_scales_own(tmp_path: Path):
+    table = TABLES["bn-statistics"]("cifar")
+    varied = table.varied({"method.repulsion": "batch"}, ("repulsion", "8-samples"))
+    found = collect(varied, tmp_path, None, lambda row, seed: [])
+    assert found["variant"] == ["repulsion", "8-samples"]
+    assert "Scale: cifar, 20 epochs, repulsion, 8 samples." in markdown(found)
+    assert "repulsion" not in markdown(collect(table, tmp_path, None, lambda row, seed: []))

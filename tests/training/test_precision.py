@@ -96,6 +96,7 @@ class Tiny(nn.Module):
 
 
 def stepper() -> tuple[Method, torch.optim.Optimizer, Stepper]:
+    torch.manual_seed(0)  # with some weights a later step overflows by itself
     train = TrainConfig(batch_size=4, precision="fp16", devices=1, steps=9)
     config = Config(MethodConfig("simsiam"), ModelConfig(projector_hidden=4, projector_out=4), train=train)
     method = build_method(config, resolve(config, 64), 0, Tiny()).train()
@@ -163,6 +164,25 @@ def test_auto_is_fp32_on_every_cpu(monkeypatch: pytest.MonkeyPatch):
     assert with_precision(Config(), {"precision": "bf16"}, CPU).train.precision == "bf16"  # begun like that
 
 
+@pytest.mark.parametrize(("instructions", "told"), [(True, 1), (False, 0)])
+def test_a_run_that_did_not_record_its_precision_says_that_it_may_change(
+    instructions: bool, told: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert with_precision(Config(), {"images": 8}, CPU).train.precision == "fp32"
+    assert with_precision(Config(), {}, CPU).train.precision == "fp32"  # a new run
+    assert caplog.text.count("did not record its precision") == told
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_activations_are_not_recomputed_in_another_precision(precision: Precision):
+    with pytest.raises(SettingError, match="only in fp32") as error:
+        with_precision(Config(train=TrainConfig(precision=precision, recompute=True)), {}, CPU)
+    assert error.value.setting == "train.recompute"
+    with_precision(Config(train=TrainConfig(precision="fp32", recompute=True)), {}, CPU)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize(
     ("size", "kernel", "stride"), [(1, 3, 2), (1, 7, 2), (2, 3, 4), (3, 7, 4), (2, 3, 2)]
@@ -183,6 +203,14 @@ def test_a_stride_over_the_whole_map_leaves_no_gradient_unset(
             conv(x).float().sum().backward()
         torch.testing.assert_close(conv.weight.grad, exact, rtol=0.02, atol=0.02 * float(exact.abs().max()))
         conv.weight.grad = None
+
+
+@pytest.mark.parametrize("stride", [2, [2], (2, 2)])
+def test_every_form_of_a_stride_is_understood(stride: int | list[int] | tuple[int, int]):
+    x, weight = torch.randn(2, 8, 8, 1), torch.randn(8, 8, 1, 1)
+    with computing_in("bf16", CPU):
+        assert torch.conv2d(x, weight, stride=stride).dtype == torch.float32
+        assert torch.conv2d(x[0], weight, stride=stride).dtype == torch.float32  # without a batch
 
 
 def test_maps_of_the_usual_sizes_are_computed_in_bf16():
