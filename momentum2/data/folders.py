@@ -4,6 +4,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -130,7 +131,7 @@ def _open_at_once(path: str, flags: int) -> int:
 def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            return sorted((entry for entry in entries if not is_hidden(entry.name)), key=lambda e: e.name)
+            return sorted([entry for entry in entries if not is_hidden(entry.name)], key=attrgetter("name"))
     except OSError as error:
         raise UserError(f"The folder {folder} cannot be listed ({error.strerror}).") from error
 
@@ -150,9 +151,10 @@ def subfolders(folder: Path) -> list[str]:
 def _listed(folder: Path) -> Iterator[str]:
     """What `walk` finds, telling on the way how much that is."""
     with progress("Listing images", None, "images") as advance:
-        for name in walk(folder):
+        for count, name in enumerate(walk(folder), 1):
             yield name
-            advance(1)
+            if count % 100 == 0:
+                advance(100)
 
 
 def walk(folder: Path | str) -> Iterator[str]:
@@ -178,14 +180,12 @@ def walk(folder: Path | str) -> Iterator[str]:
             raise UserError(
                 f"Links lead to the folder {place} in more than {_MOST_WAYS} ways. Remove some of them."
             )
-        inside = [
-            (before + entry.name, above | {identity} if _is_folder(entry) else None) for entry in entries
-        ]
-        waiting += [
-            (path, deeper)
-            for path, deeper in reversed(inside)
-            if deeper is not None or is_image(path) or is_array(path)
-        ]
+        here = above | {identity}
+        for entry in reversed(entries):
+            if _is_folder(entry):
+                waiting.append((before + entry.name, here))
+            elif is_image(entry.name) or is_array(entry.name):
+                waiting.append((before + entry.name, None))
 
 
 def _what_is_in(folder: Path) -> str:
