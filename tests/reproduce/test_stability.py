@@ -1,0 +1,149 @@
+"""What `momentum2 reproduce stability` measures, against closed forms that know nothing of its code."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from momentum2.norms import LocalBatchNorm, MomentumBatchNorm, convert_norms
+from momentum2.reproduce.stability import aged, decompose, draw_targets, measure, probe
+
+POOL, CHANNELS, DRAWS = 512, 32, 6
+#: So large that the variance of a batch counts for nothing: the output is (x − mean) / √LARGE.
+LARGE = 1e8
+
+
+def gaussian(mean: float = 0.0) -> Tensor:
+    return torch.randn(POOL, CHANNELS, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + mean
+
+
+def orders() -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.stack([torch.randperm(POOL, generator=generator) for _ in range(DRAWS)])
+
+
+def network(eps: float = LARGE) -> nn.Module:
+    return nn.Sequential(MomentumBatchNorm(CHANNELS, eps=eps, affine=False).double())
+
+
+def found(samples: int, alpha: float, shifts: list[float] | None = None, x: Tensor | None = None):
+    """The variances of centered inputs (x − mean), where there are histories with these means."""
+    x = gaussian() if x is None else x
+    histories = None
+    if shifts is not None:
+        mean = x.mean(0) + torch.tensor(shifts, dtype=torch.float64)[:, None]
+        histories = [(mean, torch.ones_like(mean))]
+    z, devices = draw_targets(network(), x, orders(), samples, alpha, histories)
+    return decompose(z * math.sqrt(LARGE), x - x.mean(0), devices)
+
+
+@pytest.mark.parametrize("samples", [2, 4, 8, 32])
+@pytest.mark.parametrize("alpha", [1.0, 0.5, 0.1])
+def test_noise_is_that_of_the_mean_of_companions(samples: int, alpha: float):
+    """α·mean of n with one of them fixed: variance α²(n−1)/n² · S², drawn from N−1 others without replacement."""
+    measured = found(samples, alpha, shifts=[0.0])
+    variance = gaussian().var(0).sum().item()
+    drawn = (POOL - samples) / (POOL - 1)
+    assert measured.noise == pytest.approx(
+        alpha**2 * (samples - 1) / samples**2 * variance * drawn, rel=0.03
+    )
+    assert measured.history == 0.0
+    # In the mean over companions an image is still compared with itself: α/n of it is missing.
+    missing = alpha / samples * drawn
+    assert measured.bias == pytest.approx(missing**2 * variance, rel=0.05, abs=1e-4 * variance)
+    assert measured.signal == pytest.approx((1 - missing) ** 2 * variance, rel=0.02)
+
+
+def test_with_the_history_alone_there_is_no_noise_and_the_signal_is_that_of_the_images():
+    measured = found(4, 0.0, shifts=[0.0])
+    assert measured.noise == pytest.approx(0, abs=1e-9)
+    assert measured.bias == pytest.approx(0, abs=1e-9)
+    assert measured.signal == pytest.approx(gaussian().var(0).sum().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.2])
+def test_a_history_that_is_wrong_everywhere_is_a_bias(alpha: float):
+    measured = found(16, alpha, shifts=[0.5] * 4)
+    own = (alpha / 16) ** 2 * gaussian().var(0).sum().item()
+    assert measured.bias == pytest.approx((1 - alpha) ** 2 * 0.25 * CHANNELS + own, rel=0.02)
+    assert measured.history == pytest.approx(0, abs=0.01)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.2])
+def test_histories_that_differ_between_devices_are_neither_noise_nor_bias(alpha: float):
+    """Means ±δ and 0 of three devices: their variance is δ², what they have in common is right."""
+    measured = found(2, alpha, shifts=[0.5, 0.0, -0.5])
+    alone = found(2, alpha, shifts=[0.0])
+    assert measured.history == pytest.approx((1 - alpha) ** 2 * 0.25 * CHANNELS, rel=0.03)
+    assert measured.noise == pytest.approx(alone.noise, rel=0.05, abs=1e-9)
+    # Of three, two that differ have the product −δ²/3 in the mean: the estimate is that of many devices.
+    assert measured.bias - alone.bias == pytest.approx(
+        -((1 - alpha) ** 2) * 0.25 / 3 * CHANNELS, rel=0.1, abs=0.02
+    )
+    assert measured.signal == pytest.approx(alone.signal, rel=0.03)
+
+
+def test_error_is_the_sum_of_its_parts():
+    x = gaussian()
+    mean = x.mean(0) + 0.3 * torch.randn(
+        8, CHANNELS, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
+    )
+    z, devices = draw_targets(network(), x, orders(), 4, 0.3, [(mean, torch.ones_like(mean))])
+    z, full = z * math.sqrt(LARGE), x - x.mean(0)
+    parts = decompose(z, full, devices)
+    assert parts.noise + parts.history + parts.bias == pytest.approx(
+        (z - full).square().sum(2).mean().item(), rel=0.02
+    )
+
+
+@pytest.mark.parametrize("samples", [4, 32])
+def test_noise_of_unit_vectors_is_that_of_fresh_companions(samples: int):
+    """Local BN with its variance, then unit length: no closed form, so companions are drawn from the Gaussian itself."""
+    x, net = gaussian(2.0), network(eps=1e-5)
+    full = torch.nn.functional.normalize((x - x.mean(0)) / x.std(0, correction=0), dim=1)
+    measured = measure(net, x, full, orders(), samples)
+
+    generator = torch.Generator().manual_seed(3)
+    batches = torch.randn(40, 100, samples, CHANNELS, dtype=torch.float64, generator=generator) + 2.0
+    batches[:, :, 0] = x[:40, None]  # the same image, other companions
+    batches = (batches - batches.mean(2, keepdim=True)) / (
+        batches.var(2, correction=0, keepdim=True) + 1e-5
+    ).sqrt()
+    z = torch.nn.functional.normalize(batches[:, :, 0], dim=2)
+    noise = z.var(1).sum(1).mean().item()
+    assert measured["noise"] == pytest.approx(noise, rel=0.08)
+    assert measured["noise/signal"] == pytest.approx(measured["noise"] / measured["signal"])
+    assert 0 < measured["errors"]["noise"] < 0.1 * measured["noise"]
+
+
+def test_alpha_1_is_local_bn_and_a_probe_leaves_the_network_as_it_was():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
+    images = torch.rand(16, 3, 6, 6)
+    local = nn.Sequential(*net)
+    convert_norms(local, "local", devices=4)
+    assert isinstance(local[1], LocalBatchNorm)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    probing = probe(net, 4)
+    z = probing(images)
+    assert torch.equal(z, local.train()(images))
+    # One device after the other, in whatever order: a device's samples are a set.
+    turned = torch.arange(16).view(4, 4).flip(1).flatten()
+    torch.testing.assert_close(probing(images[turned])[turned], z)
+    assert probing[0].weight is net[0].weight
+    convert_norms(net, "momentum", 2)  # what a draw records is forgotten
+    histories = [net[1].histories()]
+    draw_targets(net, images, torch.arange(16)[None], 4, 0.5, histories)
+    assert net[1]._pending_count == 0
+    assert all(torch.equal(net.state_dict()[name], before[name]) for name in ("1.weight", "0.weight"))
+
+
+def test_age_of_a_history_is_a_closed_form():
+    age = 0.0
+    for _ in range(400):
+        age = aged(age, 0.05)
+    assert age == pytest.approx(1 / 0.05)  # the batch that is used has no age: (1−α)/α in a target
+    age = 0.0
+    for t in range(9):  # the plain mean of nine batches, one to nine steps old
+        age = aged(age, 1 / (t + 1))
+    assert age == pytest.approx(5)
