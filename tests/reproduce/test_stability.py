@@ -45,9 +45,7 @@ def test_noise_is_that_of_the_mean_of_companions(samples: int, alpha: float):
     measured = found(samples, alpha, shifts=[0.0])
     variance = gaussian().var(0).sum().item()
     drawn = (POOL - samples) / (POOL - 1)
-    assert measured.noise == pytest.approx(
-        alpha**2 * (samples - 1) / samples**2 * variance * drawn, rel=0.03
-    )
+    assert measured.noise == pytest.approx(alpha**2 * (samples - 1) / samples**2 * variance * drawn, rel=0.03)
     assert measured.history == 0.0
     # In the mean over companions an image is still compared with itself: α/n of it is missing.
     missing = alpha / samples * drawn
@@ -99,7 +97,7 @@ def test_error_is_the_sum_of_its_parts():
 
 @pytest.mark.parametrize("samples", [4, 32])
 def test_noise_of_unit_vectors_is_that_of_fresh_companions(samples: int):
-    """Local BN with its variance, then unit length: no closed form, so companions are drawn from the Gaussian itself."""
+    """Local BN with its variance, then unit length: no closed form, so companions are drawn from the Gaussian."""
     x, net = gaussian(2.0), network(eps=1e-5)
     full = torch.nn.functional.normalize((x - x.mean(0)) / x.std(0, correction=0), dim=1)
     measured = measure(net, x, full, orders(), samples)
