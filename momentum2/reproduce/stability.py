@@ -29,7 +29,7 @@ from momentum2.augment import Normalization, view_specs
 from momentum2.config import Config
 from momentum2.data import Dataset, Loader, open_dataset
 from momentum2.data.views import ViewBatches
-from momentum2.errors import UserError
+from momentum2.errors import UserError, called
 from momentum2.methods import TeacherMethod
 from momentum2.methods.method import place_of_student
 from momentum2.norms import MomentumBatchNorm, convert_norms, momentum_norms
@@ -270,7 +270,8 @@ def run_seed(config: Config, instrument: Instrument, folder: Path) -> dict[str, 
     began = time.process_time()
     keep_large_blocks()
     seed, device = config.train.seed, choose_device(config.train.device)
-    dataset = open_dataset(config.data, seed=seed)
+    with called({"data.root": "data"}):
+        dataset = open_dataset(config.data, seed=seed)
     if len(dataset) < instrument.reference:
         raise UserError(
             f"The statistics of all data are those of {instrument.reference:,} images, but there are only "
@@ -305,6 +306,8 @@ def run_seed(config: Config, instrument: Instrument, folder: Path) -> dict[str, 
             if k + 1 in ends:
                 found = _measure_all(config, instrument, watched, shadows.pop(k + 1), reference, k + 1)
                 points += [{"share": ends[k + 1], "step": k + 1, **point} for point in found]
+            if k + 1 == max(ends):
+                break
     return {
         "seed": seed,
         "images": len(dataset),

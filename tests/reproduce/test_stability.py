@@ -1,13 +1,22 @@
 """What `momentum2 reproduce stability` measures, against closed forms that know nothing of its code."""
 
+import json
 import math
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from momentum2.cli import main
 from momentum2.norms import LocalBatchNorm, MomentumBatchNorm, convert_norms
-from momentum2.reproduce.stability import aged, decompose, draw_targets, measure, probe
+from momentum2.reproduce import command
+from momentum2.reproduce.stability import Instrument, Stability, aged, decompose, draw_targets, measure, probe
 
 POOL, CHANNELS, DRAWS = 512, 32, 6
 #: So large that the variance of a batch counts for nothing: the output is (x − mean) / √LARGE.
@@ -27,14 +36,11 @@ def network(eps: float = LARGE) -> nn.Module:
     return nn.Sequential(MomentumBatchNorm(CHANNELS, eps=eps, affine=False).double())
 
 
-def found(samples: int, alpha: float, shifts: list[float] | None = None, x: Tensor | None = None):
-    """The variances of centered inputs (x − mean), where there are histories with these means."""
-    x = gaussian() if x is None else x
-    histories = None
-    if shifts is not None:
-        mean = x.mean(0) + torch.tensor(shifts, dtype=torch.float64)[:, None]
-        histories = [(mean, torch.ones_like(mean))]
-    z, devices = draw_targets(network(), x, orders(), samples, alpha, histories)
+def found(samples: int, alpha: float, shifts: list[float]) -> Stability:
+    """The variances of x − mean, where the means of the histories are off by these."""
+    x = gaussian()
+    mean = x.mean(0) + torch.tensor(shifts, dtype=torch.float64)[:, None]
+    z, devices = draw_targets(network(), x, orders(), samples, alpha, [(mean, torch.ones_like(mean))])
     return decompose(z * math.sqrt(LARGE), x - x.mean(0), devices)
 
 
@@ -145,3 +151,122 @@ def test_age_of_a_history_is_a_closed_form():
     for t in range(9):  # the plain mean of nine batches, one to nine steps old
         age = aged(age, 1 / (t + 1))
     assert age == pytest.approx(5)
+
+
+#: Two steps of the smoke scale, in seconds.
+TINY = Instrument((0.1,), (0.5,), (2, 4), window=2, pool=128, reference=128, draws=3)
+
+#: Measures seeds 0 and 1 like that, but stands still in the training of seed 1.
+STANDS_STILL = """
+import signal, sys
+from pathlib import Path
+from momentum2.cli import main
+from momentum2.methods.method import Method
+from momentum2.reproduce import command
+from momentum2.reproduce.stability import Instrument
+
+def begin(method, k, begin=Method.before_step):
+    if list(Path(sys.argv[1]).glob("stability/seed-0.json")):
+        Path(__file__).with_name("training").touch()
+        signal.pause()
+    begin(method, k)
+
+Method.before_step = begin
+command.INSTRUMENTS["smoke"] = Instrument(**INSTRUMENT)
+main(["reproduce", "stability", "--seeds", "0,1", "--out", sys.argv[1]])
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_command_goes_on_with_the_seed_that_is_missing(tmp_path: Path, monkeypatch, capsys):
+    out, program = tmp_path / "out", tmp_path / "stands_still.py"
+    program.write_text(STANDS_STILL.replace("INSTRUMENT)", f"{asdict(TINY)})"))
+    words = [sys.executable, str(program), str(out)]
+    with subprocess.Popen(words, env=dict(os.environ, OMP_NUM_THREADS="1")) as first:
+        while not (tmp_path / "training").exists():
+            assert first.poll() is None, "It has ended before."
+            time.sleep(0.05)
+        first.kill()
+    before = (out / "stability" / "seed-0.json").stat().st_mtime_ns
+    assert "| BN |" in (out / "stability.md").read_text()  # of the seed that is finished
+    assert not (out / "stability" / "seed-1.json").exists()
+
+    monkeypatch.setitem(command.INSTRUMENTS, "smoke", TINY)
+    assert main(["reproduce", "stability", "--seeds", "0,1", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "seed 0 was finished before" in said
+    assert "± is the standard deviation over seeds." in said
+    assert (out / "stability" / "seed-0.json").stat().st_mtime_ns == before
+    found = json.loads((out / "stability.json").read_text())
+    assert [seed["seed"] for seed in found["seeds"]] == [0, 1]
+    assert found["settings"]["instrument"]["pool"] == 128
+    assert found["seeds"][0]["environment"]["torch"] == torch.__version__
+    assert (out / "stability.md").read_text().strip() in said
+    for name in ("alpha", "samples"):
+        assert (out / f"stability-{name}.svg").read_text().startswith("<?xml")
+
+    points = {(p["norm"], p["alpha"], p["samples"]): p for p in found["points"]}
+    assert [*points] == [
+        ("local", 1.0, 2),
+        ("local", 1.0, 4),
+        ("momentum", 0.5, 2),
+        ("momentum", 0.5, 4),
+        ("synced", 1.0, 64),
+        ("ema", 0.0, None),
+        ("scheduled", pytest.approx((1 + math.cos(math.pi / 10)) / 2), 4),
+    ]
+    first_seed, second = (
+        next(p for p in seed["points"] if p["norm"] == "local")["noise"] for seed in found["seeds"]
+    )
+    assert first_seed != second
+    assert points["local", 1.0, 2]["mean"]["noise"] == pytest.approx((first_seed + second) / 2, rel=1e-5)
+    assert points["local", 1.0, 2]["std"]["noise"] == pytest.approx(
+        abs(first_seed - second) / 2**0.5, rel=1e-3
+    )
+    noise = [points[key]["mean"]["noise/signal"] for key in points]
+    assert noise[0] > noise[1] > noise[4] > 0  # 2, 4 and 64 samples
+    assert noise[0] > noise[2] > noise[3] > 0  # α = 1 and 0.5
+    assert noise[5] == 0.0
+    assert points["ema", 0.0, None]["mean"]["bias"] > points["synced", 1.0, 64]["mean"]["bias"] > 0
+    assert points["momentum", 0.5, 4]["mean"]["age"] == pytest.approx(0.5 * 1.5)  # the mean of two commits
+
+    monkeypatch.setitem(command.INSTRUMENTS, "smoke", replace(TINY, draws=4))
+    assert main(["reproduce", "stability", "--out", str(out)]) == 2
+    assert "was measured with other settings" in capsys.readouterr().err
+    (out / "stability" / "seed-0.json").write_text("[]")
+    assert main(["reproduce", "stability", "--out", str(out)]) == 2
+    assert "is not a result of stability" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--scale", "paper"], "--scale paper is not for stability"),
+        (["--rows", "local-local"], "--rows does not apply to stability"),
+        (["--samples", "4"], "--samples does not apply to stability"),
+        (["--jobs", "2"], "--jobs does not apply to stability"),
+        (["--launcher", "torchrun"], "--launcher does not apply to stability"),
+        (["--detection-data", "."], "--detection_data does not apply to stability"),
+        (["--dry-run"], "--dry_run does not apply to stability"),
+        (["--data", "."], "--data does not apply to scale smoke"),
+        (["--seeds", "one"], "--seeds takes whole numbers"),
+        (["--loss", "other"], "--loss"),
+        (["--epochs", "0"], "--epochs must be at least 1"),
+        (["--scale", "cifar"], "--data is required"),
+        (["--scale", "cifar", "--data", "nowhere"], "--data nowhere is not a folder"),
+        (["--scale", "cifar", "--data", "."], "--data . contains no images"),
+        (["--out", "/dev/null/x"], "--out /dev/null/x cannot be created"),
+    ],
+)
+def test_mistakes_are_one_sentence(words: list[str], sentence: str, tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", "stability", *words]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+def test_few_images_are_refused(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setitem(command.INSTRUMENTS, "smoke", replace(TINY, reference=2048))
+    assert main(["reproduce", "stability", "--out", str(tmp_path)]) == 2
+    assert "those of 2,048 images, but there are only 1,280." in capsys.readouterr().err
