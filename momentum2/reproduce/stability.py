@@ -17,7 +17,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,8 @@ from momentum2.training.step import Stepper
 #: Mean and variance of every device's history, (devices, c) each, for every norm of a network.
 Histories = Sequence[tuple[Tensor, Tensor]]
 
-#: Images of a batch that a shadow sees: a device's history comes from its own samples, so some devices are enough.
-_FED = 32
+#: Devices whose histories are kept and measured, where the batch has so many. More would rarely have an image twice.
+_HISTORIES = 4
 #: How fast torch's running statistics, which EMAN follows, forget: per forward, of which a step has two.
 _RUNNING = 1 - 0.9**2
 
@@ -88,9 +88,9 @@ class Stability:
 
     @property
     def ratios(self) -> dict[str, float]:
-        """What is wrong with a target, in units of the signal."""
+        """What is wrong with a target, in units of the signal, and the sum of it."""
         found = {name: getattr(self, name) / self.signal for name in ("noise", "history", "bias")}
-        return {**found, "error": sum(found.values())}
+        return {**found, "sum": sum(found.values())}
 
 
 def decompose(z: Tensor, full: Tensor, devices: Tensor | None = None) -> Stability:
@@ -109,8 +109,7 @@ def decompose(z: Tensor, full: Tensor, devices: Tensor | None = None) -> Stabili
     apart = own[:, None] != own[None]  # R×R×N, as all that follows
     alike = other if devices is None else other & ~apart
     products = torch.einsum("rnd,snd->rsn", z, z)
-    lengths = products.diagonal().T
-    halves = (lengths[:, None] + lengths[None]) / 2 - products  # ½|z_r − z_s|²
+    halves = (z[:, None] - z[None]).square().sum(3) / 2  # and not from products: 0 is 0
     noise = halves[alike].mean()
     error = z - full
     bias = torch.einsum("rnd,snd->rsn", error, error)[apart].mean()
@@ -182,26 +181,26 @@ def measure(
     alpha: float = 1.0,
     histories: Histories | None = None,
 ) -> dict[str, Any]:
-    """`Stability` of the targets of `images`, its ratios, and the standard error of each by the jackknife over draws.
+    """`Stability` of the targets of `images`, and the standard errors of its signal and ratios.
 
-    The errors are those of this training: another seed may differ by more.
+    They come from the jackknife over draws and are those of this training: another seed may differ by more.
     """
     z, devices = draw_targets(network, images, orders, samples, alpha, histories)
     if not z.isfinite().all():
         raise UserError("The targets became NaN or infinite. This training has diverged; leave its seed out.")
     z = F.normalize(z.double(), dim=2)
     # Companions are drawn from a pool without replacement, which takes (N−n)/(N−1) of the variance of their mean.
-    share = (len(images) - samples) / max(len(images) - 1, 1)
+    share = (len(images) - samples) / (len(images) - 1)
 
-    def values(kept: Tensor) -> dict[str, float]:
-        found = decompose(z[kept], full, None if devices is None else devices[kept])
-        if alpha > 0:
-            found = Stability(found.noise / share, found.history, found.bias, found.signal)
-        return {**asdict(found), **{f"{name}/signal": ratio for name, ratio in found.ratios.items()}}
+    def found(kept: Tensor) -> Stability:
+        parts = decompose(z[kept], full, None if devices is None else devices[kept])
+        return replace(parts, noise=parts.noise / share)
 
     every = torch.arange(len(z))
-    without = [values(every[every != i]) for i in every]
-    return {**values(every), "errors": {name: _jackknife([v[name] for v in without]) for name in without[0]}}
+    whole, without = found(every), [found(every[every != i]) for i in every]
+    errors = {name: _jackknife([parts.ratios[name] for parts in without]) for name in whole.ratios}
+    errors["signal"] = _jackknife([parts.signal for parts in without])
+    return {**asdict(whole), "errors": errors}
 
 
 def _jackknife(values: list[float]) -> float:
@@ -220,10 +219,11 @@ def aged(age: float, alpha: float) -> float:
 class _Shadow:
     """A teacher with the weights of another and histories of its own, for a device's samples and a fixed α."""
 
-    def __init__(self, network: nn.Module, alpha: float, samples: int) -> None:
+    def __init__(self, network: nn.Module, alpha: float, samples: int, batch: int) -> None:
         self.alpha, self.samples = alpha, samples
-        self.images = max(2 * samples, _FED)
-        self.network = probe(network, self.images // samples)
+        devices = min(_HISTORIES, batch // samples)
+        self.images = samples * devices  # of a batch: a device's history comes from its own samples alone
+        self.network = probe(network, devices)
         self.norms = list(momentum_norms(self.network))
         self.commits, self.age = 0, 0.0
 
@@ -262,7 +262,8 @@ class _Watched:
 
 
 def _histories(norms: Sequence[MomentumBatchNorm]) -> Histories:
-    return [norm.histories() for norm in norms]
+    """Those of the first few devices."""
+    return [(mean[:_HISTORIES], var[:_HISTORIES]) for mean, var in (norm.histories() for norm in norms)]
 
 
 def run_seed(config: Config, instrument: Instrument, folder: Path) -> dict[str, Any]:
@@ -297,7 +298,7 @@ def run_seed(config: Config, instrument: Instrument, folder: Path) -> dict[str, 
             k, inputs = batch.step, batch.inputs(0, 1)
             for end in ends:
                 if k == max(0, end - instrument.window):
-                    shadows[end] = list(_shadows(method.teacher.network, instrument))
+                    shadows[end] = list(_shadows(method.teacher.network, instrument, config.train.batch_size))
             for shadow in (each for of_end in shadows.values() for each in of_end):
                 shadow.follow(inputs[0])  # before the step: with the weights of this one
             take_step(k, job.lr(k), _always(inputs))
@@ -321,8 +322,8 @@ def _always(inputs: tuple[Any, ...]) -> Callable[[int], tuple[Any, ...]]:
     return lambda i: inputs
 
 
-def _shadows(network: nn.Module, instrument: Instrument) -> Iterator[_Shadow]:
-    return (_Shadow(network, a, n) for a in instrument.alphas for n in instrument.samples)
+def _shadows(network: nn.Module, instrument: Instrument, batch: int) -> Iterator[_Shadow]:
+    return (_Shadow(network, a, n, batch) for a in instrument.alphas for n in instrument.samples)
 
 
 def _images(config: Config, dataset: Dataset, count: int) -> Tensor:

@@ -15,17 +15,16 @@ from momentum2.errors import SettingError, UserError
 from momentum2.files import read_json, write_whole
 from momentum2.reproduce.outcome import environment
 from momentum2.reproduce.rows import Flags, duration
-from momentum2.reproduce.stability import Instrument, run_seed
+from momentum2.reproduce.stability import Instrument, Stability, run_seed
 
 _log = logging.getLogger("momentum2")
 
-#: What a point is, and what is measured of it.
+#: What a point is.
 _KEYS = ("share", "step", "norm", "alpha", "samples")
-_MEASURED = (
-    "noise", "history", "bias", "signal", "noise/signal", "history/signal", "bias/signal", "error/signal", "age",
-)  # fmt: skip
 #: Norms that do not depend on the samples per device.
 _WHOLE = ("synced", "ema")
+#: What is wrong with a target.
+_PARTS = ("noise", "history", "bias", "sum")
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,8 @@ def run_study(study: Study) -> str:
             continue
         _log.info("%s  start  seed %d", time.strftime("%X"), seed)
         measured = run_seed(study.config(seed), study.instrument, study.out / study.stem)
-        found = {"settings": study.settings, "environment": environment(), **measured}
-        write_whole(study.file(seed), (json.dumps(_rounded(found), indent=1) + "\n").encode())
+        found = {"settings": study.settings, "environment": environment(), **_rounded(measured)}
+        write_whole(study.file(seed), _as_json(found))
         _log.info("%s  done   seed %d in %.1f min", time.strftime("%X"), seed, measured["cpu_seconds"] / 60)
         write_study(study)
     return write_study(study)
@@ -113,10 +112,16 @@ def _read(study: Study, seed: int) -> dict[str, Any] | None:
     return found
 
 
+def _as_json(found: Mapping[str, Any]) -> bytes:
+    """JSON with one line for each point."""
+    text = json.dumps(found)
+    return (re.sub(r'(?<=[\[,]) ?(?=\{"share")', "\n", text) + "\n").encode()
+
+
 def _rounded(value: Any) -> Any:
-    """Numbers with six digits, which is more than is known of them."""
+    """Numbers with four digits, which is more than is known of them."""
     if isinstance(value, float):
-        return float(f"{value:.6g}")
+        return float(f"{value:.4g}")
     if isinstance(value, Mapping):
         return {name: _rounded(each) for name, each in value.items()}
     return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
@@ -129,7 +134,7 @@ def write_study(study: Study) -> str:
     results = [found for seed in known if (found := _read(study, seed))]
     found = summarize(study.settings, results)
     text, place = markdown(found), study.out / study.stem
-    write_whole(place.with_suffix(".json"), (json.dumps(found, indent=1) + "\n").encode())
+    write_whole(place.with_suffix(".json"), _as_json(found))
     if not plot(found, place):
         text += "\nFor plots: pip install 'momentum2[reproduce]'.\n"
     write_whole(place.with_suffix(".md"), text.encode())
@@ -137,25 +142,30 @@ def write_study(study: Study) -> str:
 
 
 def summarize(settings: dict[str, Any], seeds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Every point with its mean over seeds and its spread: their standard deviation, None for one seed."""
+    """Every point: the mean over seeds of its signal, and of the rest in units of the signal, with their spread.
+
+    That is the standard deviation over seeds, `std`; for one seed the standard error in its training, `error`.
+    """
     by_key: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for point in (p for seed in seeds for p in seed["points"]):
         by_key.setdefault(tuple(point[key] for key in _KEYS), []).append(point)
-    points = [
-        {
-            **dict(zip(_KEYS, key, strict=True)),
-            "mean": {name: fmean(p[name] for p in same) for name in _MEASURED},
-            "std": {name: stdev(p[name] for p in same) if len(same) > 1 else None for name in _MEASURED},
-        }
-        for key, same in by_key.items()
-    ]
-    summary = {
-        "title": "Stability of a teacher's targets",
-        "settings": settings,
-        "points": points,
-        "seeds": seeds,
-    }
-    return {name: _rounded(value) for name, value in summary.items()}
+    points = []
+    for key, same in by_key.items():
+        parts = [Stability(p["noise"], p["history"], p["bias"], p["signal"]) for p in same]
+        numbers = [{**part.ratios, "signal": part.signal} for part in parts]
+        points.append(
+            {
+                **dict(zip(_KEYS, key, strict=True)),
+                "age": same[0]["age"],
+                "mean": {name: fmean(n[name] for n in numbers) for name in numbers[0]},
+                "std": {name: stdev(n[name] for n in numbers) for name in numbers[0]}
+                if len(same) > 1
+                else None,
+                "error": same[0]["errors"] if len(same) == 1 else None,
+            }
+        )
+    title = "Stability of a teacher's targets"
+    return {"title": title, "settings": settings, "points": _rounded(points), "seeds": seeds}
 
 
 def _name(point: Mapping[str, Any]) -> str:
@@ -191,42 +201,36 @@ def markdown(found: Mapping[str, Any]) -> str:
         parts += [
             f"### After {share:.0%} of the training ({points[0]['step']:,} steps)",
             "Noise, by samples per device:",
-            _table(["", *map(str, samples)], _by_samples(points, samples, seeds)),
+            _table(["", *map(str, samples)], _by_samples(points, samples)),
             f"All errors, at {own} samples per device:",
             _table(
-                ["", "noise", "history", "bias", "sum", "signal", "age"],
-                (
-                    [_name(p), *_errors(p, seeds)]
-                    for p in points
-                    if p["norm"] in _WHOLE or p["samples"] == own
-                ),
+                ["", *_PARTS, "signal", "age"],
+                ([_name(p), *_errors(p)] for p in points if p["norm"] in _WHOLE or p["samples"] == own),
             ),
         ]
     return "\n\n".join(parts) + "\n"
 
 
-def _by_samples(
-    points: list[dict[str, Any]], samples: list[int], seeds: list[dict[str, Any]]
-) -> Iterable[list[str]]:
+def _by_samples(points: list[dict[str, Any]], samples: list[int]) -> Iterable[list[str]]:
     for name in dict.fromkeys(_name(p) for p in points):
         same = [p for p in points if _name(p) == name]
-        cells = {p["samples"]: _cell(p, "noise/signal", seeds) for p in same}
+        cells = {p["samples"]: _cell(p, "noise") for p in same}
         whole = same[0]["norm"] in _WHOLE
         yield [name, *(next(iter(cells.values())) if whole else cells.get(n, "") for n in samples)]
 
 
-def _errors(point: dict[str, Any], seeds: list[dict[str, Any]]) -> list[str]:
-    ratios = [_cell(point, f"{name}/signal", seeds) for name in ("noise", "history", "bias", "error")]
-    return [*ratios, _cell(point, "signal", seeds), f"{point['mean']['age']:.1f}"]
+def _errors(point: Mapping[str, Any]) -> list[str]:
+    return [*(_cell(point, name) for name in (*_PARTS, "signal")), f"{point['age']:.1f}"]
 
 
-def _cell(point: dict[str, Any], name: str, seeds: list[dict[str, Any]]) -> str:
-    """A mean with its spread over seeds; with one seed, with the standard error of that."""
-    spread = point["std"][name]
-    if spread is None:
-        same = (p for s in seeds for p in s["points"] if all(p[key] == point[key] for key in _KEYS))
-        spread = next(same)["errors"][name]
-    return f"{point['mean'][name]:.3f} ± {spread:.3f}"
+def _spread(point: Mapping[str, Any], name: str) -> float:
+    """The standard deviation over seeds; of one seed, its standard error."""
+    return float((point["std"] or point["error"])[name])
+
+
+def _cell(point: Mapping[str, Any], name: str) -> str:
+    value = round(point["mean"][name], 3) + 0.0  # an estimate of 0 may be below it: no −0.000
+    return f"{value:.3f} ± {_spread(point, name):.3f}"
 
 
 def _table(head: list[str], rows: Iterable[list[str]]) -> str:
@@ -257,10 +261,10 @@ def _against_alpha(found: Mapping[str, Any], figure_class: Any) -> Any:
     shares = found["settings"]["instrument"]["shares"]
     colors = [(0.75 - 0.7 * i / max(len(shares) - 1, 1),) * 2 + (0.6,) for i in range(len(shares))]
     panels = figure.subplots(1, 4, sharey=True)
-    for axes, part in zip(panels, ("noise", "history", "bias", "error"), strict=True):
+    for axes, part in zip(panels, _PARTS, strict=True):
         for share, color in zip(shares, colors, strict=True):
             line = sorted(
-                (p["alpha"], p["mean"][f"{part}/signal"], p["std"][f"{part}/signal"] or 0.0)
+                (p["alpha"], p["mean"][part], _spread(p, part))
                 for p in found["points"]
                 if p["share"] == share and p["norm"] in ("local", "momentum") and p["samples"] == own
             )
@@ -269,7 +273,7 @@ def _against_alpha(found: Mapping[str, Any], figure_class: Any) -> Any:
             axes.errorbar(
                 alphas, values, yerr=spreads, fmt="o-", ms=4, color=color, label=f"after {share:.0%}"
             )
-        axes.set(title={"error": "sum"}.get(part, part), xscale="log", yscale="log", xlabel="α (1 is BN)")
+        axes.set(title=part, xscale="log", yscale="log", xlabel="α (1 is BN)")
         axes.grid(alpha=0.3)
     panels[0].set(ylabel="variance / signal")
     handles, labels = panels[0].get_legend_handles_labels()
@@ -289,7 +293,7 @@ def _against_samples(found: Mapping[str, Any], figure_class: Any) -> Any:
         points = [p for p in found["points"] if p["share"] == share and p["norm"] != "scheduled"]
         for number, name in enumerate(dict.fromkeys(_name(p) for p in points)):
             same = [p for p in points if _name(p) == name]
-            for axes, part in zip(column, ("noise/signal", "error/signal"), strict=True):
+            for axes, part in zip(column, ("noise", "sum"), strict=True):
                 values = [p["mean"][part] for p in same]
                 if same[0]["norm"] in _WHOLE:
                     # Whatever the samples of a device; EMAN has no noise, and no place on a logarithmic axis.
@@ -297,7 +301,7 @@ def _against_samples(found: Mapping[str, Any], figure_class: Any) -> Any:
                         style = {"synced": "--", "ema": ":"}[same[0]["norm"]]
                         axes.axhline(values[0], ls=style, color=f"C{number}", label=name)
                 else:
-                    spreads = [p["std"][part] or 0.0 for p in same]
+                    spreads = [_spread(p, part) for p in same]
                     axes.errorbar(
                         [p["samples"] for p in same],
                         values,
