@@ -259,8 +259,10 @@ def _against_alpha(found: Mapping[str, Any], figure_class: Any) -> Any:
     own = next(p["samples"] for p in found["points"] if p["norm"] == "scheduled")
     figure = figure_class(figsize=(11, 4), layout="constrained")
     shares = found["settings"]["instrument"]["shares"]
-    colors = [(0.75 - 0.7 * i / max(len(shares) - 1, 1),) * 2 + (0.6,) for i in range(len(shares))]
-    panels = figure.subplots(1, 4, sharey=True)
+    alphas = sorted({*found["settings"]["instrument"]["alphas"], 1.0})
+    # From light to dark, as the training goes on.
+    colors = [(0.55 - 0.55 * i / len(shares), 0.8 - 0.65 * i / len(shares), 0.85) for i in range(len(shares))]
+    panels = figure.subplots(1, 4, sharex=True, sharey=True)
     for axes, part in zip(panels, _PARTS, strict=True):
         for share, color in zip(shares, colors, strict=True):
             line = sorted(
@@ -269,11 +271,13 @@ def _against_alpha(found: Mapping[str, Any], figure_class: Any) -> Any:
                 if p["share"] == share and p["norm"] in ("local", "momentum") and p["samples"] == own
             )
             kept = [(a, v, s) for a, v, s in line if v > 0]  # an estimate of 0 may be below it
-            alphas, values, spreads = zip(*kept, strict=True) if kept else ((), (), ())
+            places, values, spreads = zip(*kept, strict=True) if kept else ((), (), ())
             axes.errorbar(
-                alphas, values, yerr=spreads, fmt="o-", ms=4, color=color, label=f"after {share:.0%}"
+                places, values, yerr=spreads, fmt="o-", ms=4, color=color, label=f"after {share:.0%}"
             )
         axes.set(title=part, xscale="log", yscale="log", xlabel="α (1 is BN)")
+        axes.set_xticks(alphas, [f"{alpha:g}" for alpha in alphas])
+        axes.minorticks_off()
         axes.grid(alpha=0.3)
     panels[0].set(ylabel="variance / signal")
     handles, labels = panels[0].get_legend_handles_labels()
@@ -313,7 +317,7 @@ def _against_samples(found: Mapping[str, Any], figure_class: Any) -> Any:
                     )
         for axes in column:
             axes.set(xscale="log", yscale="log")
-            axes.set_xticks(samples, [str(n) for n in samples], minor=False)
+            axes.set_xticks(samples, [str(n) for n in samples])
             axes.minorticks_off()
             axes.grid(alpha=0.3)
         column[0].set(title=f"after {share:.0%}")

@@ -126,7 +126,6 @@ def test_alpha_1_is_local_bn_and_a_probe_leaves_the_network_as_it_was():
     local = nn.Sequential(*net)
     convert_norms(local, "local", devices=4)
     assert isinstance(local[1], LocalBatchNorm)
-    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     probing = probe(net, 4)
     z = probing(images)
     assert torch.equal(z, local.train()(images))
@@ -134,11 +133,16 @@ def test_alpha_1_is_local_bn_and_a_probe_leaves_the_network_as_it_was():
     turned = torch.arange(16).view(4, 4).flip(1).flatten()
     torch.testing.assert_close(probing(images[turned])[turned], z)
     assert probing[0].weight is net[0].weight
-    convert_norms(net, "momentum", 2)  # what a draw records is forgotten
-    histories = [net[1].histories()]
-    draw_targets(net, images, torch.arange(16)[None], 4, 0.5, histories)
-    assert net[1]._pending_count == 0
-    assert all(torch.equal(net.state_dict()[name], before[name]) for name in ("1.weight", "0.weight"))
+    convert_norms(net, "momentum", 2)
+    norm = net[1]
+    assert isinstance(norm, MomentumBatchNorm)
+    norm.set_histories(torch.rand(2, 8), torch.rand(2, 8))
+    before = {name: tensor.clone() for name, tensor in [*net.named_parameters(), *net.named_buffers()]}
+    z, devices = draw_targets(net, images, torch.arange(16)[None], 4, 0.5, [norm.histories()])
+    assert devices is not None
+    assert devices[0].tolist() == [0] * 4 + [1] * 4 + [0] * 4 + [1] * 4
+    after = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    assert all(torch.equal(after[name], before[name]) for name in before)
 
 
 def test_age_of_a_history_is_a_closed_form():
