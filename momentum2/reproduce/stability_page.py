@@ -291,7 +291,7 @@ def _against_samples(found: Mapping[str, Any], figure_class: Any) -> Any:
     shares = found["settings"]["instrument"]["shares"]
     shares = list(dict.fromkeys((shares[0], shares[len(shares) // 2], shares[-1])))
     samples = found["settings"]["instrument"]["samples"]
-    figure = figure_class(figsize=(3.6 * len(shares) + 0.6, 7), layout="constrained")
+    figure = figure_class(figsize=(3.3 * len(shares) + 3, 7), layout="constrained")
     panels = figure.subplots(2, len(shares), sharex=True, sharey="row", squeeze=False)
     for column, share in zip(panels.T, shares, strict=True):
         points = [p for p in found["points"] if p["share"] == share and p["norm"] != "scheduled"]
@@ -325,6 +325,6 @@ def _against_samples(found: Mapping[str, Any], figure_class: Any) -> Any:
     panels[0, 0].set(ylabel="noise / signal")
     panels[1, 0].set(ylabel="(noise + history + bias) / signal")
     handles, labels = panels[1, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(handles, labels, loc="outside right upper", frameon=False)
     figure.suptitle("What a target owes to its companions, and all that is wrong with it")
     return figure
