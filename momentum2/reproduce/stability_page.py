@@ -325,6 +325,6 @@ def _against_samples(found: Mapping[str, Any], figure_class: Any) -> Any:
     panels[0, 0].set(ylabel="noise / signal")
     panels[1, 0].set(ylabel="(noise + history + bias) / signal")
     handles, labels = panels[1, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", frameon=False)
+    figure.legend(handles, labels, loc="outside right center", frameon=False)
     figure.suptitle("What a target owes to its companions, and all that is wrong with it")
     return figure
