@@ -35,6 +35,7 @@ SHORTER = {  # the first that fits
     "momentum2 pretrain quickstart": TINY
     | {"--data.train_size": 64, "--eval_data.train_size": 64, "--monitor.knn_every": 0},
     "momentum2 pretrain ": TINY,
+    "momentum2 reproduce stability": {},
     "momentum2 reproduce ": {"--rows": "local-momentum"},
     "momentum2 plan ": {"--model.width": 0.125},
     "momentum2 evaluate linear ": {"--floors": "false"},

@@ -562,9 +562,10 @@ def watch(words: Words) -> int:
 
 def _reproduce_options() -> Options:
     from momentum2.reproduce import TABLES
-    from momentum2.reproduce.command import ReproduceOptions
+    from momentum2.reproduce.command import STABILITY, ReproduceOptions
 
-    return Options(Positional("TABLE", "A table of the paper.", tuple(TABLES)), (ReproduceOptions(),))
+    tables = Positional("TABLE", "A table of the paper, or stability.", (*TABLES, STABILITY))
+    return Options(tables, (ReproduceOptions(),))
 
 
 def reproduce(words: Words) -> int:
@@ -755,7 +756,8 @@ COMMANDS: dict[str, Command] = {
         "is finished is not run again: the same command resumes after any interruption. smoke takes minutes on the "
         "built-in shapes and shows that everything works; cifar is the same comparison on CIFAR-10 (image files in "
         "train/ and test/), for two CPU cores overnight, about 40 minutes per row and seed; paper has the "
-        "published settings.",
+        "published settings. stability is not a table: it measures, along one training per seed, how much the targets "
+        "of a teacher owe to the other images of their batch, by its norm and the samples per device.",
         "TABLE [--scale smoke|cifar|paper] [options]",
         _reproduce_options,
         reproduce,

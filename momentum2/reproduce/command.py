@@ -8,15 +8,36 @@ from typing import Literal
 from momentum2.config import Count
 from momentum2.errors import SettingError, UserError, hint
 from momentum2.machine import allowed_cores
+from momentum2.recipes import find
 from momentum2.reproduce.rows import Scale, Table
 from momentum2.reproduce.runner import Work
-from momentum2.reproduce.scales import REPULSION, SMALL_BATCH, size_flags
+from momentum2.reproduce.scales import REPULSION, SMALL_BATCH, base, size_flags
+from momentum2.reproduce.stability import Instrument
+from momentum2.reproduce.stability_page import Study
 from momentum2.reproduce.tables import TABLES
+from momentum2.settings import override
+
+#: What is not a table: the noise of a teacher's targets.
+STABILITY = "stability"
+#: Its length, where none is given: long enough that the network learns, short enough for several seeds.
+STABILITY_EPOCHS: dict[Scale, int] = {"smoke": 1, "cifar": 2}
+INSTRUMENTS: dict[Scale, Instrument] = {
+    "smoke": Instrument((0.25, 1.0), (0.5, 0.1), (2, 4, 16), window=5, pool=256, reference=512, draws=3),
+    "cifar": Instrument(
+        shares=(0.05, 0.25, 0.5, 0.75, 1.0),
+        alphas=(0.5, 0.2, 0.1, 0.05),
+        samples=(2, 4, 8, 16, 32),
+        window=60,
+        pool=512,
+        reference=2048,
+        draws=6,
+    ),
+}
 
 
 @dataclass(frozen=True)
 class ReproduceOptions:
-    """How a table is run.
+    """How a table, or stability, is run.
 
     Args:
         scale: Size of the runs.
@@ -50,7 +71,7 @@ class ReproduceOptions:
 def find_work(name: str, options: ReproduceOptions) -> Work:
     """The table called `name` as it will be run, or a `UserError` before anything is."""
     if name not in TABLES:
-        raise UserError(f"There is no table called {name!r}. {hint(name, TABLES)}")
+        raise UserError(f"There is no table called {name!r}. {hint(name, (*TABLES, STABILITY))}")
     paper = options.scale == "paper"
     if paper and options.launcher is None and not options.dry_run:
         raise SettingError(
@@ -58,8 +79,7 @@ def find_work(name: str, options: ReproduceOptions) -> Work:
             "is required at the paper's scale. Set it to what starts a command on your devices, such as "
             "'torchrun --nnodes {nodes} --nproc-per-node 8 ...', or print the commands with dry-run.",
         )
-    if options.scale == "smoke" and options.data is not None:
-        raise SettingError("data", "does not apply to scale smoke, which draws its own images. Leave it out.")
+    _check_data(options)
     try:
         shlex.split(options.launcher or "")
     except ValueError as error:
@@ -74,9 +94,7 @@ def find_work(name: str, options: ReproduceOptions) -> Work:
         table=replace(table, epochs=options.epochs),
         keys=keys,
         out=Path(options.out or f"runs/reproduce/{options.scale}"),
-        seeds=_seeds(
-            ("0,1" if options.scale == "cifar" else "0") if options.seeds is None else options.seeds
-        ),
+        seeds=_seeds(options),
         root=_root(options.data, "data", options.scale != "smoke", "PRETRAINING_IMAGES", options.dry_run),
         detection_root=_root(
             options.detection_data,
@@ -88,6 +106,40 @@ def find_work(name: str, options: ReproduceOptions) -> Work:
         launcher=options.launcher,
         processes=0 if paper else 2,
     )
+
+
+def find_study(options: ReproduceOptions) -> Study:
+    """The stability of targets as it will be measured, or a `UserError` before anything is."""
+    if options.scale == "paper":
+        raise SettingError(
+            "scale", f"paper is not for {STABILITY}, which trains on a CPU. Use smoke or cifar."
+        )
+    defaults = ReproduceOptions()
+    for name in ("rows", "samples", "detection_data", "jobs", "launcher", "dry_run"):
+        if getattr(options, name) != getattr(defaults, name):
+            raise SettingError(name, f"does not apply to {STABILITY}. Leave it out.")
+    _check_data(options)
+    root = _root(options.data, "data", options.scale != "smoke", "", False)
+    b = base(options.scale, "", options.epochs or STABILITY_EPOCHS[options.scale])
+    repulsion = options.loss == "repulsion"
+    run = b.pretraining(REPULSION if repulsion else {})
+    words = [f"{options.epochs}-epochs"] * (options.epochs is not None) + ["repulsion"] * repulsion
+    return Study(
+        scale=options.scale,
+        epochs=b.epochs,
+        loss=options.loss,
+        changes={**run.common, **run.changes},
+        instrument=INSTRUMENTS[options.scale],
+        config=lambda seed: override(find(run.recipe).config, run.settings(seed, root)),
+        seeds=_seeds(options),
+        out=Path(options.out or f"runs/reproduce/{options.scale}"),
+        stem="-".join([STABILITY, *words]),
+    )
+
+
+def _check_data(options: ReproduceOptions) -> None:
+    if options.scale == "smoke" and options.data is not None:
+        raise SettingError("data", "does not apply to scale smoke, which draws its own images. Leave it out.")
 
 
 def _varied(table: Table, options: ReproduceOptions) -> Table:
@@ -156,7 +208,9 @@ def _check_lists(table: Table, keys: tuple[str, ...]) -> None:
                 )
 
 
-def _seeds(text: str) -> tuple[int, ...]:
+def _seeds(options: ReproduceOptions) -> tuple[int, ...]:
+    default = "0,1" if options.scale == "cifar" else "0"
+    text = default if options.seeds is None else options.seeds
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() for word in words):
         raise SettingError("seeds", f"takes whole numbers separated by commas, such as 0,1,2, not {text!r}.")

@@ -136,12 +136,17 @@ def collect(
         ],
         "verdicts": _verdicts(table, rows),
         "floors": _floors(out, table),
-        "environment": {
-            "momentum2": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-        },
+        "environment": environment(),
+    }
+
+
+def environment() -> dict[str, str]:
+    """What numbers were computed with."""
+    return {
+        "momentum2": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
     }
 
 
