@@ -56,9 +56,9 @@ class Recipe:
 FAST = MethodConfig(
     repulsion="batch",
     predictor=False,
-    weight_momentum=0.2,
+    weight_momentum=0.5,
     weight_schedule="constant",
-    alpha=0.5,
+    alpha=0.7,
     temperature=0.1,
 )
 #: Orthogonalized steps, whose size does not depend on the loss; the rate is 0.04 for 128 images.
