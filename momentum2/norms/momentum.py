@@ -17,11 +17,11 @@ from momentum2.norms.base import PlainBatchNorm
 SLOWEST = 0.005
 #: The longest step: norms downstream see what this one does and answer.
 FASTEST = 0.05
-#: Innovations beyond so many standard deviations count as this many: one bad batch must not decide.
+#: Innovations beyond so many standard deviations count as this many: one bad channel must not decide.
 FAR = 6.0
 
 Alpha = float | Literal["auto"]
-_AUTO_STATE = ("alpha", "moments", "last_mean", "last_var")
+_AUTO_STATE = ("alpha", "correlation", "last_mean", "last_var")
 
 
 class MomentumBatchNorm(PlainBatchNorm):
@@ -58,7 +58,7 @@ class MomentumBatchNorm(PlainBatchNorm):
     _pending_var: Tensor
     _pending_count: Tensor
     _one: Tensor
-    _moments: Tensor
+    _correlation: Tensor
     _last_mean: Tensor
     _last_var: Tensor
 
@@ -112,7 +112,7 @@ class MomentumBatchNorm(PlainBatchNorm):
         """Know nothing but how many commits the history has."""
         self.auto = True
         self._alpha = self._one.new_full((self.devices, 1), SLOWEST)
-        self.register_buffer("_moments", self._one.new_zeros(self.devices, 2), persistent=False)
+        self.register_buffer("_correlation", torch.zeros_like(self._alpha), persistent=False)
         self.register_buffer("_last_mean", torch.zeros_like(self._pending_mean), persistent=False)
         self.register_buffer("_last_var", torch.zeros_like(self._pending_var), persistent=False)
 
@@ -267,22 +267,21 @@ def _choose_alpha(norms: list[MomentumBatchNorm], old: Tensor, new: Tensor, some
     lasts = [norm._last_mean for norm in norms] + [norm._last_var for norm in norms]
     last = torch.cat([part.view(-1) for part in lasts]).view(2, -1)
     known = (seen & (done > 0)).to(alpha.dtype)  # without a history there is no innovation
-    rate = torch.maximum(alpha / 10, share).clamp_(SLOWEST, FASTEST).mul_(known)
+    rate = torch.maximum(alpha / 10, share).clamp_(min=SLOWEST).mul_(known)
 
-    # Σ e·e' / Σ e² of successive e and e' is (Σ (e+e')² − Σ (e−e')²) / (Σ (e+e')² + Σ (e−e')²).
+    # With Σ over channels, 2 Σ e·e' / (Σ e² + Σ e'²) of successive e and e'. An average of ratios, not a ratio of
+    # averages: however large the innovations of a step are, it counts as one.
     powers = torch.stack((e + last, e - last)).square_().sum(1)
     sums = torch._foreach_norm([part for row in powers for part in row.split(parts)], 1)
-    moments = torch.cat([norm._moments for norm in norms]).lerp_(
-        torch.stack(sums).view(2, -1).t(), rate[:, None]
-    )
-    together, apart = moments.unbind(1)
-    correlation = (together - apart) / (together + apart).clamp_(min=torch.finfo(e.dtype).tiny)
-    own.addcmul_(rate, correlation).clamp_(SLOWEST, 1)
+    together, apart = torch.stack(sums).view(2, -1)
+    ratio = (together - apart) / (together + apart).clamp_(min=torch.finfo(e.dtype).tiny)
+    correlation = torch.cat([norm._correlation for norm in norms]).view(-1).lerp_(ratio, rate)
+    own.addcmul_(rate.clamp(max=FASTEST), correlation).clamp_(SLOWEST, 1)
 
     devices = [norm.devices for norm in norms]
     last.lerp_(e, _repeated(known, parts))
     torch._foreach_copy_([norm._alpha for norm in norms], own[:, None].split(devices))
-    torch._foreach_copy_([norm._moments for norm in norms], moments.split(devices))
+    torch._foreach_copy_([norm._correlation for norm in norms], correlation[:, None].split(devices))
     sizes = [part.numel() for part in lasts]
     torch._foreach_copy_([part.view(-1) for part in lasts], last.view(-1).split(sizes))
     return _repeated(alpha.mul_(seen), parts)
