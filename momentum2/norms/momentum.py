@@ -257,13 +257,13 @@ def _choose_alpha(norms: list[MomentumBatchNorm], old: Tensor, new: Tensor, some
     done = torch.stack([norm.num_batches_tracked for norm in norms])
     seen, done = (_repeated(t, [norm.devices for norm in norms]) for t in (some, done))
     own = torch.cat([norm._alpha for norm in norms]).view(-1)
-    share = 1 / (done + 1)  # of this commit in the mean of all
+    share = 1 / (done.to(own.dtype) + 1)  # of this commit in the mean of all
     alpha = torch.maximum(own, share)
 
     torch.where(new.isfinite(), new, old, out=new)
     var = old[1] + norms[0].eps
     # In units of the history's standard deviation, and of what a Gaussian's variance differs by beside its mean.
-    e = ((new - old) / torch.stack((var.sqrt(), var * 2**0.5))).clamp_(-FAR, FAR)
+    e = ((new - old) / torch.stack((var.sqrt(), var * 2**0.5))).nan_to_num_().clamp_(-FAR, FAR)
     lasts = [norm._last_mean for norm in norms] + [norm._last_var for norm in norms]
     last = torch.cat([part.view(-1) for part in lasts]).view(2, -1)
     known = (seen & (done > 0)).to(alpha.dtype)  # without a history there is no innovation

@@ -126,11 +126,11 @@ def test_what_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("history", ["local", "global"])
 def test_a_resumed_run_goes_on_choosing_its_alphas(tmp_path: Path, history: History):
     method = replace(TINY.method, alpha="auto", history=history)
-    train = replace(TINY.train, steps=8, checkpoint_every=4, devices=2)
+    train = replace(TINY.train, steps=20, checkpoint_every=15, devices=2)
     config = replace(TINY, method=method, train=train)
     assert pretrain(config, tmp_path).finished
     exported, logged = load_file(tmp_path / "encoder.safetensors"), read_metrics(tmp_path / "metrics.jsonl")
-    last = tmp_path / "checkpoints" / "step-00000008"
+    last = tmp_path / "checkpoints" / "step-00000020"
     saved = load_file(last / "devices.safetensors")
     assert {name.rpartition(".")[2] for name in saved} == {
         *("running_mean", "running_var", "alpha", "correlation", "last_mean", "last_var")
