@@ -175,7 +175,7 @@ class MomentumBatchNorm(PlainBatchNorm):
         to lag.
         """
         if self.auto:
-            return torch.maximum(self._alpha, 1 / (self.num_batches_tracked + 1))
+            return torch.maximum(self._alpha, (self.num_batches_tracked + 1).reciprocal())
         return self._alpha.masked_fill(self.num_batches_tracked == 0, 1.0)
 
     def pending(self) -> tuple[Tensor, Tensor]:
@@ -257,7 +257,7 @@ def _choose_alpha(norms: list[MomentumBatchNorm], old: Tensor, new: Tensor, some
     done = torch.stack([norm.num_batches_tracked for norm in norms])
     seen, done = (_repeated(t, [norm.devices for norm in norms]) for t in (some, done))
     own = torch.cat([norm._alpha for norm in norms]).view(-1)
-    share = 1 / (done.to(own.dtype) + 1)  # of this commit in the mean of all
+    share = (done.to(own.dtype) + 1).reciprocal()  # of this commit in the mean of all
     alpha = torch.maximum(own, share)
 
     torch.where(new.isfinite(), new, old, out=new)
