@@ -77,10 +77,9 @@ class MomentumTeacher(nn.Module):
         """Weight of the current batch relative to the history, in forward passes and in the update; initially 1.
 
         Without Momentum BN it stays 1, which is what plain batch norm does. Set it to "auto" and each norm chooses its
-        own from update to update; reading it gives their mean.
+        own from update to update; reading it gives the first norm's, `alphas` those of all.
         """
-        alphas = self.alphas()
-        return alphas.mean().item() if len(alphas) else 1.0
+        return next((norm.alpha for norm in momentum_norms(self)), 1.0)
 
     @alpha.setter
     def alpha(self, value: Alpha) -> None:

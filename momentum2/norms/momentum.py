@@ -253,9 +253,10 @@ def _choose_alpha(norms: list[MomentumBatchNorm], old: Tensor, new: Tensor, some
 
     Whatever is not finite in `new` is replaced by the history's.
     """
+    devices = [norm.devices for norm in norms]
     parts = [norm.num_features for norm in norms for _ in range(norm.devices)]
     done = torch.stack([norm.num_batches_tracked for norm in norms])
-    seen, done = (_repeated(t, [norm.devices for norm in norms]) for t in (some, done))
+    seen, done = (_repeated(t, devices) for t in (some, done))
     own = torch.cat([norm._alpha for norm in norms]).view(-1)
     share = (done.to(own.dtype) + 1).reciprocal()  # of this commit in the mean of all
     alpha = torch.maximum(own, share)
@@ -278,7 +279,6 @@ def _choose_alpha(norms: list[MomentumBatchNorm], old: Tensor, new: Tensor, some
     correlation = torch.cat([norm._correlation for norm in norms]).view(-1).lerp_(ratio, rate)
     own.addcmul_(rate.clamp(max=FASTEST), correlation).clamp_(SLOWEST, 1)
 
-    devices = [norm.devices for norm in norms]
     last.lerp_(e, _repeated(known, parts))
     torch._foreach_copy_([norm._alpha for norm in norms], own[:, None].split(devices))
     torch._foreach_copy_([norm._correlation for norm in norms], correlation[:, None].split(devices))
