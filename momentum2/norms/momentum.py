@@ -12,10 +12,12 @@ from momentum2.errors import UserError
 from momentum2.norms._functional import batch_norm
 from momentum2.norms.base import PlainBatchNorm
 
-#: Alpha where nothing drifts, and the shortest step toward the alpha that the innovations ask for: both look back over
-#: 200 commits, and less is not known from them.
+#: An alpha of a norm's own choice after the first commit, of which the second one has this share. Less is dangerous: a
+#: history that lags costs far more than one that is noisy.
+START = 0.5
+#: The smallest such alpha, and the least weight of a commit in what it is chosen from: both look back over 200 commits.
 SLOWEST = 0.005
-#: The longest step: norms downstream see what this one does and answer.
+#: The longest step of such an alpha, as a share of the correlation: norms downstream see it and answer.
 FASTEST = 0.05
 #: Innovations beyond so many standard deviations count as this many: one bad channel must not decide.
 FAR = 6.0
@@ -106,12 +108,12 @@ class MomentumBatchNorm(PlainBatchNorm):
 
     def alphas(self) -> Tensor:
         """Alpha of the next forward and commit: one number, or (k, 1) where each device chooses its own."""
-        return self._alpha_or_more() if self.auto else self._alpha
+        return self._alpha_or_one() if self.auto else self._alpha
 
     def _start_auto(self) -> None:
-        """Know nothing but how many commits the history has."""
+        """Know nothing yet."""
         self.auto = True
-        self._alpha = self._one.new_full((self.devices, 1), SLOWEST)
+        self._alpha = self._one.new_full((self.devices, 1), START)
         self.register_buffer("_correlation", torch.zeros_like(self._alpha), persistent=False)
         self.register_buffer("_last_mean", torch.zeros_like(self._pending_mean), persistent=False)
         self.register_buffer("_last_var", torch.zeros_like(self._pending_var), persistent=False)
@@ -161,21 +163,15 @@ class MomentumBatchNorm(PlainBatchNorm):
         var = var.clamp(max=torch.finfo(var.dtype).max)
         pending = [self._pending_mean, self._pending_var, self._pending_count]
         torch._foreach_add_(pending, [mean.detach(), var.detach(), self._one])
-        alpha, (old_mean, old_var) = self._alpha_or_more(), self.histories()
+        alpha, (old_mean, old_var) = self._alpha_or_one(), self.histories()
         if (
             not alpha.dtype == old_mean.dtype == old_var.dtype == mean.dtype
         ):  # asking for a dtype that is there takes a call, too
             alpha, old_mean, old_var = (t.to(mean.dtype) for t in (alpha, old_mean, old_var))
         return old_mean.lerp(mean, alpha), old_var.lerp(var, alpha)
 
-    def _alpha_or_more(self) -> Tensor:
-        """alpha, or 1 before the first commit. Not `where`, which copies a number to the device and waits.
-
-        An alpha of its own choice is at least 1 / (n + 1) after n commits: the history is their mean until it is found
-        to lag.
-        """
-        if self.auto:
-            return torch.maximum(self._alpha, (self.num_batches_tracked + 1).reciprocal())
+    def _alpha_or_one(self) -> Tensor:
+        """alpha, or 1 before the first commit. Not `where`, which copies a number to the device and waits."""
         return self._alpha.masked_fill(self.num_batches_tracked == 0, 1.0)
 
     def pending(self) -> tuple[Tensor, Tensor]:
@@ -226,11 +222,11 @@ def commit_all(norms: Sequence[MomentumBatchNorm]) -> None:
         histories = _histories(group)
         new, some = _pending(group)
         tracked = [norm.num_batches_tracked for norm in group]
+        fresh = torch.stack(tracked) == 0
         moved = torch.cat(histories).view(2, -1)
         if group[0].auto:
-            weights = _choose_alpha(group, moved, new, some)
+            weights = _choose_alpha(group, moved, new, fresh, some)
         else:
-            fresh = torch.stack(tracked) == 0
             alpha = (
                 torch.stack([norm._alpha for norm in group]).masked_fill_(fresh, 1.0).masked_fill_(~some, 0.0)
             )
@@ -243,7 +239,9 @@ def commit_all(norms: Sequence[MomentumBatchNorm]) -> None:
         )
 
 
-def _choose_alpha(norms: list[MomentumBatchNorm], old: Tensor, new: Tensor, some: Tensor) -> Tensor:
+def _choose_alpha(
+    norms: list[MomentumBatchNorm], old: Tensor, new: Tensor, fresh: Tensor, some: Tensor
+) -> Tensor:
     """The weights of a commit, one for each device and channel of all; and the alpha of the next one.
 
     If the statistics of all data are a random walk, of which a step sees a noisy sample, then the history estimates
@@ -255,11 +253,9 @@ def _choose_alpha(norms: list[MomentumBatchNorm], old: Tensor, new: Tensor, some
     """
     devices = [norm.devices for norm in norms]
     parts = [norm.num_features for norm in norms for _ in range(norm.devices)]
-    done = torch.stack([norm.num_batches_tracked for norm in norms])
-    seen, done = (_repeated(t, devices) for t in (some, done))
+    fresh, some = (_repeated(flags, devices) for flags in (fresh, some))
     own = torch.cat([norm._alpha for norm in norms]).view(-1)
-    share = (done.to(own.dtype) + 1).reciprocal()  # of this commit in the mean of all
-    alpha = torch.maximum(own, share)
+    alpha = own.masked_fill(fresh, 1.0).mul_(some)
 
     torch.where(new.isfinite(), new, old, out=new)
     var = old[1] + norms[0].eps
@@ -267,8 +263,8 @@ def _choose_alpha(norms: list[MomentumBatchNorm], old: Tensor, new: Tensor, some
     e = ((new - old) / torch.stack((var.sqrt(), var * 2**0.5))).nan_to_num_().clamp_(-FAR, FAR)
     lasts = [norm._last_mean for norm in norms] + [norm._last_var for norm in norms]
     last = torch.cat([part.view(-1) for part in lasts]).view(2, -1)
-    known = (seen & (done > 0)).to(alpha.dtype)  # without a history there is no innovation
-    rate = torch.maximum(alpha / 10, share).clamp_(min=SLOWEST).mul_(known)
+    known = (some & ~fresh).to(own.dtype)  # without a history there is no innovation
+    rate = (own / 10).clamp_(min=SLOWEST).mul_(known)
 
     # With Σ over channels, 2 Σ e·e' / (Σ e² + Σ e'²) of successive e and e'. An average of ratios, not a ratio of
     # averages: however large the innovations of a step are, it counts as one.
@@ -284,7 +280,7 @@ def _choose_alpha(norms: list[MomentumBatchNorm], old: Tensor, new: Tensor, some
     torch._foreach_copy_([norm._correlation for norm in norms], correlation[:, None].split(devices))
     sizes = [part.numel() for part in lasts]
     torch._foreach_copy_([part.view(-1) for part in lasts], last.view(-1).split(sizes))
-    return _repeated(alpha.mul_(seen), parts)
+    return _repeated(alpha, parts)
 
 
 @torch.no_grad()

@@ -62,9 +62,8 @@ def test_momentum_statistics_cost_little_more_than_plain_ones(counted: dict[str,
 
 def test_choosing_alpha_costs_a_few_operations_for_all_norms(counted: dict[str, Counted]):
     momentum, auto = counted["momentum"].usual, counted["auto"].usual
-    norms = 12 + 1  # ResNet-10's, and the projector's
-    assert auto.calls - momentum.calls <= 50 + 2 * norms  # one more in each of two forwards
-    assert auto.kernels - momentum.kernels <= 50 + 2 * norms
+    assert auto.calls - momentum.calls <= 45
+    assert auto.kernels - momentum.kernels <= 45
     assert auto.bytes <= 1.01 * momentum.bytes
 
 

@@ -111,18 +111,17 @@ def test_halves_of_one_normalized_batch_say_nothing():
     assert by_noise < by_correlation - 1
 
 
-def test_without_drift_the_history_is_the_mean_of_all():
-    norm, total = auto(), torch.zeros(C, dtype=torch.float64)
-    for n, (_, seen) in enumerate(walk(lambda n: 0, 1500)):
-        assert 1 / (n + 1) - 1e-6 <= norm.alpha <= max(1 / (n + 1), SLOWEST) + 0.02
-        if n == 10:  # as long as nothing else is known
-            torch.testing.assert_close(norm.running_mean, total / n)
-        norm(batch(seen))
-        norm.commit()
-        total += seen[0, 0]
-    assert norm.alpha < 2 * SLOWEST
-    # Beside 1/n for the mean of all, a filter that stays at an alpha has alpha/2.
-    assert norm.running_mean.square().mean() < 2 * SLOWEST * NOISE**2
+def test_without_drift_alpha_falls_to_the_floor():
+    """The correlation is then −alpha / 2, so alpha moves by −alpha² / 20, and 1 / alpha by 1 / 20; later by more, as
+    what is remembered of the correlation is of a larger alpha."""
+    alphas, errors = follow(auto(), walk(lambda n: 0, 1500))
+    assert alphas[:2].tolist() == [1, 0.5]
+    n = torch.arange(1, 1501)
+    assert (alphas >= 1 / n - 1e-9).all()
+    assert alphas[100] == pytest.approx(1 / (2 + 100 / 20), rel=0.25)
+    assert SLOWEST <= alphas[500] < 1 / (2 + 500 / 20)
+    assert SLOWEST <= alphas[-1] < 0.025
+    assert errors[-300:].mean() < 0.02 * NOISE**2  # that of a filter with alpha is alpha / 2
 
 
 def test_without_noise_the_history_is_the_batch():
