@@ -85,7 +85,8 @@ class MethodConfig:
         name: The method; Momentum² Teacher is byol with a momentum teacher_norm. own is a class passed from Python.
         student_norm: The student's BN statistics: of each device (local), of all devices (synced), or momentum.
         teacher_norm: The teacher's BN: the same, or the student's running statistics (ema), or MoCo's shuffling BN.
-        alpha: Weight of the current batch in Momentum BN's statistics: cosine (alpha_base to 0) or a number.
+        alpha: Weight of the current batch in Momentum BN's statistics: cosine (alpha_base to 0), auto (chosen by each
+            norm) or a number.
         alpha_base: Where the cosine schedule of alpha starts.
         weight_momentum: m_base, the share of the student that enters the teacher each step (0.01, not 0.99).
         weight_schedule: cosine lowers m from m_base to 0; constant keeps it (MoCo).
@@ -111,7 +112,7 @@ class MethodConfig:
     name: MethodName = "byol"
     student_norm: NormName = "local"
     teacher_norm: TeacherNormName = "momentum"
-    alpha: Literal["cosine"] | Share = "cosine"
+    alpha: Literal["cosine", "auto"] | Share = "cosine"
     alpha_base: Share = 1.0
     weight_momentum: Share = 0.01
     weight_schedule: WeightSchedule = "cosine"

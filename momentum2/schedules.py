@@ -5,6 +5,7 @@ Nothing here remembers anything, so nothing restarts when a run resumes.
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 
 def cosine(base: float, k: int, K: int) -> float:
@@ -56,7 +57,7 @@ def scaled_weight_momentum(m_base: float, batch_size: int, reference_batch: int 
 class Schedule:
     """Every scheduled value of a run of K steps, each a function of the step k alone.
 
-    `alpha` is a fixed number, or None for the cosine from `alpha_base` to 0.
+    `alpha_fixed` is a number, "auto" if every norm chooses its own, or None for the cosine from `alpha_base` to 0.
     """
 
     K: int
@@ -66,7 +67,7 @@ class Schedule:
     m_base: float = 0.0
     m_constant: bool = False
     alpha_base: float = 1.0
-    alpha_fixed: float | None = None
+    alpha_fixed: float | Literal["auto"] | None = None
     milestones: tuple[float, ...] = ()
 
     def lr(self, k: int) -> float:
@@ -79,6 +80,6 @@ class Schedule:
         """Share of the student that enters the teacher's weights."""
         return self.m_base if self.m_constant else cosine(self.m_base, k, self.K)
 
-    def alpha(self, k: int) -> float:
-        """Weight of the current batch in the teacher's statistics."""
+    def alpha(self, k: int) -> float | Literal["auto"]:
+        """Weight of the current batch in the teacher's statistics, or "auto"."""
         return cosine(self.alpha_base, k, self.K) if self.alpha_fixed is None else self.alpha_fixed

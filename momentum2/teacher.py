@@ -13,7 +13,7 @@ from momentum2.config import Compat, History, NormName
 from momentum2.errors import UserError
 from momentum2.norms import MomentumBatchNorm, convert_norms, momentum_norms
 from momentum2.norms.convert import OldName
-from momentum2.norms.momentum import commit_all, drift_of, set_alpha
+from momentum2.norms.momentum import Alpha, commit_all, drift_of, set_alpha
 
 TeacherNorm = NormName | OldName | Literal["ema"]
 
@@ -76,26 +76,33 @@ class MomentumTeacher(nn.Module):
     def alpha(self) -> float:
         """Weight of the current batch relative to the history, in forward passes and in the update; initially 1.
 
-        Without Momentum BN it stays 1, which is what plain batch norm does.
+        Without Momentum BN it stays 1, which is what plain batch norm does. Set it to "auto" and each norm chooses its
+        own from update to update; reading it gives the first norm's, `alphas` those of all.
         """
         return next((norm.alpha for norm in momentum_norms(self)), 1.0)
 
     @alpha.setter
-    def alpha(self, value: float) -> None:
+    def alpha(self, value: Alpha) -> None:
         set_alpha(list(momentum_norms(self)), value)
+
+    def alphas(self) -> Tensor:
+        """The alpha of each Momentum BN, in the order of the network; of several devices, their mean."""
+        found = [norm.alphas().mean() for norm in momentum_norms(self)]
+        return torch.stack(found) if found else torch.zeros(0)
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         return self.network(x)  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def update(self, student: nn.Module, weight: float, statistics: float | None = None) -> None:
+    def update(self, student: nn.Module, weight: float, statistics: Alpha | None = None) -> None:
         """Follow the student after its optimizer step, and commit the pending statistics.
 
         Args:
             student: The network that this teacher was made from; parameters are matched by name.
             weight: m, the share of the student in the new weights: (1 − m) · teacher + m · student.
-            statistics: alpha of this commit and of the forward passes after it; None leaves `self.alpha` unchanged.
+            statistics: alpha of this commit and of the forward passes after it, or "auto"; None leaves `self.alpha`
+                unchanged.
         """
         student = _unwrapped(student)
         ours, theirs = _matched(self.network.named_parameters(), student.named_parameters())
@@ -104,8 +111,11 @@ class MomentumTeacher(nn.Module):
         if statistics is not None:
             self.alpha = statistics
         norms = list(momentum_norms(self))
+        averaged = self.history == "global" and not any(norm.auto for norm in norms)
+        if self.history == "global" and not averaged:
+            _average_pending(norms)  # before the commit, so that all choose the same alpha
         commit_all(norms)
-        mean = self._start_mean(norms) if self.history == "global" else None
+        mean = self._start_mean(norms) if averaged else None
         if self.norm == "ema":
             own, followed = _matched(_statistics(self.network), _statistics(student))
             followed = [statistic.clone() for statistic in followed]
@@ -116,7 +126,7 @@ class MomentumTeacher(nn.Module):
         torch._foreach_lerp_(ours, theirs, weight)
         if mean is not None:
             mean.wait()
-        if self.history == "global":
+        if averaged:
             for norm in norms:
                 norm.set_histories(norm.running_mean[None], norm.running_var[None])
 
@@ -140,6 +150,15 @@ class MomentumTeacher(nn.Module):
         """A copy of the state with the keys of plain batch norm; with a prefix, of that submodule only."""
         module = self.network.get_submodule(prefix)
         return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+def _average_pending(norms: list[MomentumBatchNorm]) -> None:
+    """Give all devices of all processes the mean of what they have seen."""
+    pending = [part for n in norms for part in (n._pending_mean, n._pending_var, n._pending_count[None])]
+    means = [part.mean(0) for part in pending]
+    distributed.all_reduce_mean_(means)
+    for part, mean in zip(pending, means, strict=True):
+        part.copy_(mean)
 
 
 def _unwrapped(student: nn.Module) -> nn.Module:

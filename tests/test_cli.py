@@ -41,7 +41,10 @@ def planned(*arguments: str) -> Config:
         (["plan", "nosuchrecipe"], "no recipe called 'nosuchrecipe'"),
         (["plan", "quickstrat"], "Did you mean quickstart?"),
         (["plan", "quickstart", "--optim.lr", "abc"], "--optim.lr takes a number, not 'abc'"),
-        (["plan", "quickstart", "--method.alpha", "x"], "--method.alpha takes cosine or a number, not 'x'"),
+        (
+            ["plan", "quickstart", "--method.alpha", "x"],
+            "--method.alpha takes cosine, auto or a number, not 'x'",
+        ),
         (["plan", "quickstart", "--method.name", "x"], "--method.name takes byol, moco"),
         (["plan", "quickstart", "--method.name", "mocco"], "Did you mean moco?"),
         (["plan", "quickstart", "--optim.lrr", "1"], "Did you mean --optim.lr?"),
@@ -445,7 +448,7 @@ def test_help_is_by_group_with_the_defaults_of_the_recipe(
         assert "optim: The optimizer and its schedule" in said
         assert "Learning rate per 256 images" in said
         assert f"Images per optimizer step, over all processes. (default: {batch})" in said
-        assert "--method.alpha cosine|X" in said
+        assert "--method.alpha {cosine,auto}|X" in said
         assert "80% is a share of all" in said
     assert main(["detect", "--model=fcos", "--data.name", "coco", "--help"]) == 0
     assert "(default: [800])" in capsys.readouterr().out

@@ -73,7 +73,7 @@ class Method(nn.Module, ABC):
         self.schedule = schedule
 
     def before_step(self, k: int) -> None:
-        """Set the α of step k in every Momentum BN, of the teacher and of the student."""
+        """Set the α of step k in every Momentum BN, of the teacher and of the student, or have them choose it."""
         set_alpha(list(momentum_norms(self)), self.schedule.alpha(k))
 
     @abstractmethod
@@ -178,5 +178,12 @@ class TeacherMethod(Method):
     def watch(self, k: int) -> dict[str, float | Tensor]:
         values: dict[str, float | Tensor] = {"m": self.schedule.m(k)}
         if any(momentum_norms(self.teacher)):
-            values |= {"alpha": self.schedule.alpha(k), "statistics_drift": self.teacher.drift()}
+            alpha = self.schedule.alpha(k)
+            if alpha == "auto":
+                alphas = self.teacher.alphas()
+                values |= {"alpha": alphas.mean(), "alpha_min": alphas.min(), "alpha_max": alphas.max()}
+                values |= {"alpha_first": alphas[0], "alpha_last": alphas[-1]}
+            else:
+                values["alpha"] = alpha
+            values["statistics_drift"] = self.teacher.drift()
         return values

@@ -1,7 +1,7 @@
 """Momentum BN: normalize by the batch's statistics blended with a frozen history."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,19 @@ from momentum2.config import Compat
 from momentum2.errors import UserError
 from momentum2.norms._functional import batch_norm
 from momentum2.norms.base import PlainBatchNorm
+
+#: An alpha of a norm's own choice after the first commit, of which the second one has this share. Less is dangerous: a
+#: history that lags costs far more than one that is noisy.
+START = 0.5
+#: The smallest such alpha, and the least weight of a commit in what it is chosen from: both look back over 200 commits.
+SLOWEST = 0.005
+#: The longest step of such an alpha, as a share of the correlation: norms downstream see it and answer.
+FASTEST = 0.05
+#: Innovations beyond so many standard deviations count as this many: one bad channel must not decide.
+FAR = 6.0
+
+Alpha = float | Literal["auto"]
+_AUTO_STATE = ("alpha", "correlation", "last_mean", "last_var")
 
 
 class MomentumBatchNorm(PlainBatchNorm):
@@ -28,6 +41,9 @@ class MomentumBatchNorm(PlainBatchNorm):
     `running_var`, and `num_batches_tracked` counts commits, 0 if there is no history. Loading a state dict
     gives its history to every device; `histories` and `set_histories` access each of them.
 
+    With `alpha = "auto"` every device of every norm chooses its own alpha, by `_choose_alpha`. What it has learned is
+    not in the state dict either; `auto_state` and `set_auto_state` access it.
+
     Args:
         num_features: c of an input (n, c, ...) of 2 to 5 dimensions.
         eps: Added to the variance.
@@ -44,6 +60,9 @@ class MomentumBatchNorm(PlainBatchNorm):
     _pending_var: Tensor
     _pending_count: Tensor
     _one: Tensor
+    _correlation: Tensor
+    _last_mean: Tensor
+    _last_var: Tensor
 
     def __init__(
         self,
@@ -56,6 +75,7 @@ class MomentumBatchNorm(PlainBatchNorm):
         super().__init__(num_features, eps, momentum=None, affine=affine)
         self.devices = devices
         self.compat = compat
+        self.auto = False
         # Not in the state dict: its keys are plain batch norm's. Not views of one (k, c) buffer either:
         # `.to()` would part them. Between two optimizer steps nothing is pending, and alpha is handed in.
         self.register_buffer("_more_mean", torch.zeros(devices - 1, num_features), persistent=False)
@@ -68,14 +88,46 @@ class MomentumBatchNorm(PlainBatchNorm):
 
     @property
     def alpha(self) -> float:
-        """Weight of the current batch, in [0, 1]; the rest is the weight of the history."""
-        return self._alpha.item()
+        """Weight of the current batch, in [0, 1]; the rest is the weight of the history.
+
+        Set it to "auto" and the norm chooses it from commit to commit; reading it gives the mean over its devices.
+        """
+        return self.alphas().mean().item()
 
     @alpha.setter
-    def alpha(self, value: float) -> None:
+    def alpha(self, value: Alpha) -> None:
+        if value == "auto":
+            if not self.auto:
+                self._start_auto()
+            return
         if not 0 <= value <= 1:
             raise UserError(f"alpha, the weight of the current batch, must be between 0 and 1, not {value}.")
+        if self.auto:
+            self.auto, self._alpha = False, self._one.clone()
         self._alpha.fill_(value)
+
+    def alphas(self) -> Tensor:
+        """Alpha of the next forward and commit: one number, or (k, 1) where each device chooses its own."""
+        return self._alpha_or_one() if self.auto else self._alpha
+
+    def _start_auto(self) -> None:
+        """Know nothing yet."""
+        self.auto = True
+        self._alpha = self._one.new_full((self.devices, 1), START)
+        self.register_buffer("_correlation", torch.zeros_like(self._alpha), persistent=False)
+        self.register_buffer("_last_mean", torch.zeros_like(self._pending_mean), persistent=False)
+        self.register_buffer("_last_var", torch.zeros_like(self._pending_var), persistent=False)
+
+    def auto_state(self) -> dict[str, Tensor]:
+        """What alpha is chosen from, a row for each device; empty unless alpha is "auto"."""
+        return {name: getattr(self, f"_{name}") for name in _AUTO_STATE} if self.auto else {}
+
+    @torch.no_grad()
+    def set_auto_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from an `auto_state`; alpha becomes "auto"."""
+        self.alpha = "auto"
+        for name, mine in self.auto_state().items():
+            mine.copy_(state[name])
 
     def histories(self) -> tuple[Tensor, Tensor]:
         """Mean and variance of every device's history, (k, c) each; views of the state if k is 1."""
@@ -151,9 +203,12 @@ def momentum_norms(module: nn.Module) -> Iterator[MomentumBatchNorm]:
     return (m for m in module.modules() if isinstance(m, MomentumBatchNorm))
 
 
-def set_alpha(norms: Sequence[MomentumBatchNorm], value: float) -> None:
-    """Give all of them an alpha."""
-    if norms:
+def set_alpha(norms: Sequence[MomentumBatchNorm], value: Alpha) -> None:
+    """Give all of them an alpha, or have each choose its own."""
+    if value == "auto" or any(norm.auto for norm in norms):
+        for norm in norms:
+            norm.alpha = value
+    elif norms:
         norms[0].alpha = value  # which looks at it
         alphas = [norm._alpha for norm in norms]
         torch._foreach_zero_(alphas)
@@ -168,13 +223,64 @@ def commit_all(norms: Sequence[MomentumBatchNorm]) -> None:
         new, some = _pending(group)
         tracked = [norm.num_batches_tracked for norm in group]
         fresh = torch.stack(tracked) == 0
-        alpha = torch.stack([norm._alpha for norm in group]).masked_fill_(fresh, 1.0).masked_fill_(~some, 0.0)
-        moved = torch.cat(histories).view(2, -1).lerp_(new, _each_channel(group, alpha))
+        moved = torch.cat(histories).view(2, -1)
+        if group[0].auto:
+            weights = _choose_alpha(group, moved, new, fresh, some)
+        else:
+            alpha = (
+                torch.stack([norm._alpha for norm in group]).masked_fill_(fresh, 1.0).masked_fill_(~some, 0.0)
+            )
+            weights = _each_channel(group, alpha)
+        moved.lerp_(new, weights)
         torch._foreach_copy_(histories, moved.view(-1).split([part.numel() for part in histories]))
         torch._foreach_add_(tracked, list(some.to(tracked[0].dtype).unbind()))
         torch._foreach_zero_(
             [t for norm in group for t in (norm._pending_mean, norm._pending_var, norm._pending_count)]
         )
+
+
+def _choose_alpha(
+    norms: list[MomentumBatchNorm], old: Tensor, new: Tensor, fresh: Tensor, some: Tensor
+) -> Tensor:
+    """The weights of a commit, one for each device and channel of all; and the alpha of the next one.
+
+    If the statistics of all data are a random walk, of which a step sees a noisy sample, then the history estimates
+    them best with the alpha at which successive innovations (new − old) are uncorrelated: if alpha is too small, the
+    history lags and they repeat; if it is too large, it follows the noise and they alternate. So alpha moves by their
+    correlation, at a rate that falls with it: the smaller alpha, the longer it takes to see.
+
+    Whatever is not finite in `new` is replaced by the history's.
+    """
+    devices = [norm.devices for norm in norms]
+    parts = [norm.num_features for norm in norms for _ in range(norm.devices)]
+    fresh, some = (_repeated(flags, devices) for flags in (fresh, some))
+    own = torch.cat([norm._alpha for norm in norms]).view(-1)
+    alpha = own.masked_fill(fresh, 1.0).mul_(some)
+
+    torch.where(new.isfinite(), new, old, out=new)
+    var = old[1] + norms[0].eps
+    # In units of the history's standard deviation, and of what a Gaussian's variance differs by beside its mean.
+    e = ((new - old) / torch.stack((var.sqrt(), var * 2**0.5))).nan_to_num_().clamp_(-FAR, FAR)
+    lasts = [norm._last_mean for norm in norms] + [norm._last_var for norm in norms]
+    last = torch.cat([part.view(-1) for part in lasts]).view(2, -1)
+    known = (some & ~fresh).to(own.dtype)  # without a history there is no innovation
+    rate = (own / 10).clamp_(min=SLOWEST).mul_(known)
+
+    # With Σ over channels, 2 Σ e·e' / (Σ e² + Σ e'²) of successive e and e'. An average of ratios, not a ratio of
+    # averages: however large the innovations of a step are, it counts as one.
+    powers = torch.stack((e + last, e - last)).square_().sum(1)
+    sums = torch._foreach_norm([part for row in powers for part in row.split(parts)], 1)
+    together, apart = torch.stack(sums).view(2, -1)
+    ratio = (together - apart) / (together + apart).clamp_(min=torch.finfo(e.dtype).tiny)
+    correlation = torch.cat([norm._correlation for norm in norms]).view(-1).lerp_(ratio, rate)
+    own.addcmul_(rate.clamp(max=FASTEST), correlation).clamp_(SLOWEST, 1)
+
+    last.lerp_(e, _repeated(known, parts))
+    torch._foreach_copy_([norm._alpha for norm in norms], own[:, None].split(devices))
+    torch._foreach_copy_([norm._correlation for norm in norms], correlation[:, None].split(devices))
+    sizes = [part.numel() for part in lasts]
+    torch._foreach_copy_([part.view(-1) for part in lasts], last.view(-1).split(sizes))
+    return _repeated(alpha, parts)
 
 
 @torch.no_grad()
@@ -199,9 +305,10 @@ def drift_of(norms: Sequence[MomentumBatchNorm]) -> Tensor:
 
 def _alike(norms: Sequence[MomentumBatchNorm]) -> Iterator[list[MomentumBatchNorm]]:
     """The norms in groups whose statistics fit into one tensor."""
-    groups: dict[tuple[torch.device, torch.dtype, float], list[MomentumBatchNorm]] = {}
+    groups: dict[tuple[torch.device, torch.dtype, float, bool], list[MomentumBatchNorm]] = {}
     for norm in norms:
-        groups.setdefault((norm.running_mean.device, norm.running_mean.dtype, norm.eps), []).append(norm)
+        mean = norm.running_mean
+        groups.setdefault((mean.device, mean.dtype, norm.eps, norm.auto), []).append(norm)
     return iter(groups.values())
 
 
@@ -213,8 +320,12 @@ def _histories(norms: list[MomentumBatchNorm]) -> list[Tensor]:
 
 def _each_channel(norms: list[MomentumBatchNorm], values: Tensor) -> Tensor:
     """A value of each norm, repeated for its devices and channels."""
-    sizes = [norm._pending_mean.numel() for norm in norms]
-    return torch.cat([value.expand(size) for value, size in zip(values.unbind(), sizes, strict=True)])
+    return _repeated(values, [norm._pending_mean.numel() for norm in norms])
+
+
+def _repeated(values: Tensor, times: list[int]) -> Tensor:
+    """Each value so many times. Not `repeat_interleave`, which would have the numbers on the device."""
+    return torch.cat([value.expand(count) for value, count in zip(values.unbind(), times, strict=True)])
 
 
 def _pending(norms: list[MomentumBatchNorm]) -> tuple[Tensor, Tensor]:

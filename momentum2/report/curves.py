@@ -31,7 +31,17 @@ CURVES = (
     Panel("knn_top1", "kNN top-1, %", "rises above the floors (dotted)", tuple(FLOORS.items())),
     Panel("lr", "learning rate", "warm-up, then cosine"),
     Panel("m", "m: student's share in the teacher", "falls to 0, or constant"),
-    Panel("alpha", "α: batch's share in the statistics", "falls to 0, or constant"),
+    Panel(
+        "alpha",
+        "α: batch's share in the statistics",
+        "falls to 0, or constant; auto: falls where the teacher slows down",
+        (
+            ("alpha_first", "first norm"),
+            ("alpha_last", "last norm"),
+            ("alpha_min", "smallest"),
+            ("alpha_max", "largest"),
+        ),
+    ),
     Panel("grad_norm", "gradient norm", "no explosions"),
 )
 HEALTH = (

@@ -252,13 +252,20 @@ class _Watched:
         """After step k."""
         m = self.method.schedule.m(k)
         self.eman.update(self.method.student, weight=m)
-        self.age = aged(self.age, self.method.schedule.alpha(k) if k else 1.0)
+        self.age = aged(self.age, _alpha(self.method, k) if k else 1.0)
         self.running_age = aged(self.running_age, _RUNNING)
         self.eman_age = (1 - m) * (self.eman_age + 1) + m * self.running_age
 
     def eman_histories(self) -> Histories:
         norms = [m for m in self.eman.network.modules() if isinstance(m, PlainBatchNorm)]
         return [(norm.running_mean[None], norm.running_var[None]) for norm in norms]
+
+
+def _alpha(method: TeacherMethod, k: int) -> float:
+    """Of step k, by the schedule that every training here has."""
+    alpha = method.schedule.alpha(k)
+    assert alpha != "auto"
+    return alpha
 
 
 def _histories(norms: Sequence[MomentumBatchNorm]) -> Histories:
@@ -347,7 +354,7 @@ def _measure_all(
 ) -> Iterator[dict[str, Any]]:
     """Every norm after `done` steps."""
     method, batch = watched.method, config.train.batch_size
-    network, schedule = method.teacher.network, method.schedule
+    network = method.teacher.network
     pool = reference[: instrument.pool]
     generator = torch.Generator().manual_seed(derive(config.train.seed, "orders", done))
     # The same for all norms, so that they differ in nothing else.
@@ -376,4 +383,4 @@ def _measure_all(
     yield point("ema", batch, 0.0, watched.eman_histories(), watched.eman_age, None)
     own = batch // config.train.devices if isinstance(config.train.devices, int) else batch
     teacher = _histories(list(momentum_norms(method.teacher)))
-    yield point("scheduled", own, schedule.alpha(min(done, schedule.K - 1)), teacher, watched.age, own)
+    yield point("scheduled", own, _alpha(method, min(done, method.schedule.K - 1)), teacher, watched.age, own)

@@ -1,9 +1,10 @@
 """Checkpoints that are whole or absent, and are never unpickled.
 
 One directory per step, `step-00001000/`: `shared.safetensors` (parameters, optimizer and buffers; where devices differ,
-device 0's), `devices.safetensors` (each device's history of batch statistics, (D, c) in the order of the global batch),
-`state.json` and `manifest.json` (SHA-256 of the others). Nothing in them is a process's: what four wrote, one or two
-resume. Version 0.1 wrote no format, and `ranks.safetensors` with the statistics of each process as `rank0/NAME`.
+device 0's), `devices.safetensors` (each device's history of batch statistics, (D, c) in the order of the global batch,
+and what alpha is chosen from where norms choose it), `state.json` and `manifest.json` (SHA-256 of the others). Nothing
+in them is a process's: what four wrote, one or two resume. Version 0.1 wrote no format, and `ranks.safetensors`
+with the statistics of each process as `rank0/NAME`.
 
 A checkpoint is written under a temporary name, synced and renamed, so a kill or a full disk at any moment leaves the
 previous ones as they were. Process 0 alone reads and writes, and hands on what it read. A thread writes: the tensors

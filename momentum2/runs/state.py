@@ -16,8 +16,8 @@ def collect(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The tensors of a run by name: those of process 0 that count for all, and a row for each device here.
 
-    Histories of batch statistics are the devices' own. All else is equal on all processes, or counts as process 0
-    has it: the running statistics of the other norms are device 0's.
+    Histories of batch statistics, and what alpha is chosen from, are the devices' own. All else is equal on all
+    processes, or counts as process 0 has it: the running statistics of the other norms are device 0's.
     """
     shared = {f"method/{name}": tensor for name, tensor in method.state_dict().items()}
     for name, parameter in method.named_parameters():
@@ -26,8 +26,14 @@ def collect(
                 shared[f"optimizer/{name}/{key}"] = value
     devices: dict[str, Tensor] = {}
     for name, norm in _with_history(method):
-        devices[f"method/{name}.running_mean"], devices[f"method/{name}.running_var"] = norm.histories()
+        devices |= {f"method/{name}.{key}": rows for key, rows in _rows(norm).items()}
     return shared, devices
+
+
+def _rows(norm: MomentumBatchNorm) -> dict[str, Tensor]:
+    """What a norm has a row of for each device here."""
+    mean, var = norm.histories()
+    return {"running_mean": mean, "running_var": var, **norm.auto_state()}
 
 
 def _with_history(method: nn.Module) -> Iterator[tuple[str, MomentumBatchNorm]]:
@@ -54,22 +60,28 @@ def restore(method: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Che
             if tensor.shape == parameter.shape:  # in the parameter's memory layout: sums keep their order
                 tensor = torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
             optimizer.state[parameter][key] = tensor.to(parameter.device)
-    rows: list[tuple[MomentumBatchNorm, list[Tensor]]] = []
+    rows: list[tuple[MomentumBatchNorm, dict[str, Tensor]]] = []
+    count = distributed.world_size()
     for name, norm in _with_history(method):
-        keys = [f"method/{name}.running_mean", f"method/{name}.running_var"]
-        wanted = torch.Size((norm.devices * distributed.world_size(), norm.num_features))
-        found = [checkpoint.devices[key] for key in keys if key in checkpoint.devices]
-        if [tensor.shape for tensor in found] != [wanted, wanted]:
-            differing.append(f"{name} has no histories of {wanted[0]} devices")
+        if f"method/{name}.alpha" in checkpoint.devices:
+            norm.alpha = "auto"
+        mine = _rows(norm)
+        keys = [key for key in mine if f"method/{name}.{key}" in checkpoint.devices]
+        found = {key: checkpoint.devices[f"method/{name}.{key}"] for key in keys}
+        wanted = {key: (count * norm.devices, *tensor.shape[1:]) for key, tensor in mine.items()}
+        if {key: tuple(tensor.shape) for key, tensor in found.items()} != wanted:
+            differing.append(f"{name} has no histories of {count * norm.devices} devices")
             continue
         first = norm.devices * distributed.rank()
-        rows.append((norm, [tensor[first : first + norm.devices] for tensor in found]))
+        rows.append((norm, {key: tensor[first : first + norm.devices] for key, tensor in found.items()}))
     if differing:
         shown = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
         raise UserError(f"The checkpoint at step {checkpoint.step} does not match this network: {shown}.")
     method.load_state_dict(state)
-    for norm, (mean, var) in rows:
-        norm.set_histories(mean, var)
+    for norm, found in rows:
+        norm.set_histories(found["running_mean"], found["running_var"])
+        if norm.auto:
+            norm.set_auto_state(found)
 
 
 def _differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Iterator[str]:

@@ -163,7 +163,9 @@ def describe(
     s, K = plan.schedule, plan.steps
     method, train = config.method, config.train
 
-    def over_time(value: Callable[[int], float]) -> str:
+    def over_time(value: Callable[[int], float | str]) -> str:
+        if value(0) == "auto":
+            return "auto: each norm chooses its own"
         return " → ".join(f"{value(k):.4g}" for k in (0, K // 2, K)) + " (start → middle → end)"
 
     samples = f"{plan.steps * train.batch_size:,} samples"

@@ -123,6 +123,20 @@ def teachers() -> dict[str, Tensor]:
     return result | {f"global.{name}": t for name, t in together.encoder_state().items()}
 
 
+def choosing() -> dict[str, Tensor]:
+    """Alphas that the norms choose, with two devices in a process and a global history."""
+    student = network()
+    teacher = MomentumTeacher(student, history="global", devices=2)
+    chosen = []
+    for step in range(30):
+        teacher(part(data((16, 3, 5, 5), 70 + step)))
+        teacher.update(student, weight=0.0, statistics="auto")
+        chosen.append(torch.cat([norm.alphas() for norm in (teacher.network[1], teacher.network[5])], 1))
+    states = {f"1.{name}": t for name, t in teacher.network[1].auto_state().items()}
+    means, variances = teacher.network[1].histories()
+    return {"alphas": torch.stack(chosen), "1.means": means, "1.vars": variances, **states}
+
+
 def main() -> None:
     distributed.setup(torch.device("cpu"))
     results = {
@@ -133,6 +147,7 @@ def main() -> None:
         "synced_network": synced_network(),
         "shuffle": shuffle(),
         "teachers": teachers(),
+        "choosing": choosing(),
     }
     detached = {job: {name: t.detach() for name, t in r.items()} for job, r in results.items()}
     torch.save(detached, f"{sys.argv[1]}/{distributed.rank()}.pt")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from momentum2 import distributed
+from momentum2 import MomentumTeacher, distributed
 
 SEVERAL = [pytest.param(n, id=f"{n} processes", marks=pytest.mark.slow) for n in (2, 4)]
 
@@ -143,6 +143,21 @@ def test_global_history_is_identical_and_the_mean_of_the_local_ones(results):
         torch.testing.assert_close(
             results[0]["teachers"][f"global.1.{statistic}"], local, rtol=1e-6, atol=1e-6
         )
+
+
+def test_all_devices_choose_the_same_alpha_where_the_history_is_global(results):
+    for name in results[0]["choosing"]:
+        assert identical(everyone(results, "choosing", name)), name
+    alphas = results[0]["choosing"]["alphas"]  # steps, devices of a process, norms
+    assert torch.equal(alphas[:, 0], alphas[:, 1])
+    assert not torch.equal(alphas[:, 0, 0], alphas[:, 0, 1])
+    # One process with as many devices sees the same, up to the order of its sums.
+    net = network()
+    one = MomentumTeacher(net, history="global", devices=2 * len(results))
+    for step in range(30):
+        one(data((16, 3, 5, 5), 70 + step))
+        one.update(net, weight=0.0, statistics="auto")
+        torch.testing.assert_close(one.alphas(), alphas[step, 0], rtol=1e-4, atol=1e-6)
 
 
 def test_a_single_process_needs_no_collective():

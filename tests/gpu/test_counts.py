@@ -19,6 +19,7 @@ WAITS = {
 CASES = {
     "plain": (MethodConfig(teacher_norm="local"), 1, {}),
     "momentum": (MethodConfig(), 1, {}),
+    "auto": (MethodConfig(alpha="auto"), 1, {}),
     "devices": (MethodConfig(), 1, {"train": {"devices": 4, "batch_size": 32}}),
     "plain of 32": (MethodConfig(teacher_norm="local"), 1, {"images": 32}),
     "synced": (MethodConfig(student_norm="synced", teacher_norm="synced"), 8, {}),
@@ -57,6 +58,13 @@ def test_momentum_statistics_cost_little_more_than_plain_ones(counted: dict[str,
     assert momentum.bytes <= 1.02 * plain.bytes
     drift = counted["momentum"].logged.calls - counted["plain"].logged.calls - (momentum.calls - plain.calls)
     assert drift <= 30
+
+
+def test_choosing_alpha_costs_a_few_operations_for_all_norms(counted: dict[str, Counted]):
+    momentum, auto = counted["momentum"].usual, counted["auto"].usual
+    assert auto.calls - momentum.calls <= 45
+    assert auto.kernels - momentum.kernels <= 45
+    assert auto.bytes <= 1.01 * momentum.bytes
 
 
 def test_devices_in_one_process_cost_no_more_traffic(counted: dict[str, Counted]):

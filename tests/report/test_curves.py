@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from momentum2.report.curves import BUCKETS, alarms, series, thin
+from momentum2.report.curves import BUCKETS, CURVES, alarms, series, thin
 from momentum2.runs.handle import read_run
 
 
@@ -41,3 +41,12 @@ def test_axes(run: Path):
     assert found["knn_top1"]["minutes"] == [0, 2]
     assert "lr" not in found
     assert alarms(files) == [{"step": 15, "images": 120, "minutes": 1.5, "text": "Step 15: oh."}]
+
+
+def test_the_alphas_of_norms_are_drawn_beside_their_mean(run: Path):
+    names = ("alpha", "alpha_first", "alpha_last", "alpha_min", "alpha_max")
+    records = [{"step": 10, "step_time": 6.0, **{name: 0.1 * i for i, name in enumerate(names)}}]
+    found = series(replace(read_run(run), records=records))
+    assert [found[name]["value"] for name in names] == [[0.0], [0.1], [0.2], [0.3], [0.4]]
+    panel = next(panel for panel in CURVES if panel.metric == "alpha")
+    assert {panel.metric, *dict(panel.floors)} == set(names)

@@ -1,6 +1,7 @@
 """The loop, on runs small enough to be run whole."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from momentum2.api import pretrain
 from momentum2.config import (
     Config,
     DataConfig,
+    History,
     MethodConfig,
     ModelConfig,
     MonitorConfig,
@@ -48,6 +50,7 @@ def tensors(run: Path, step: int = 3) -> dict[str, torch.Tensor]:
         MethodConfig("byol", student_norm="momentum"),
         MethodConfig("moco", queue_size=32, student_norm="local", teacher_norm="shuffle"),
         MethodConfig("moco", queue_size=32, alpha=0.064, weight_schedule="constant"),
+        MethodConfig("byol", student_norm="momentum", alpha="auto"),
         MethodConfig("simsiam"),
         MethodConfig("simclr"),
         MethodConfig("dino"),
@@ -55,7 +58,7 @@ def tensors(run: Path, step: int = 3) -> dict[str, torch.Tensor]:
         MethodConfig("supervised"),
         MethodConfig("supervised", freeze_encoder=True),
     ],
-    ids=lambda m: f"{m.name}-{m.student_norm}-{m.teacher_norm}-{m.freeze_encoder}",
+    ids=lambda m: f"{m.name}-{m.student_norm}-{m.teacher_norm}-{m.alpha}-{m.freeze_encoder}",
 )
 def test_every_method_runs_and_leaves_an_encoder(method: MethodConfig, tmp_path: Path):
     views = ViewsConfig("supervised" if method.name == "supervised" else "byol")
@@ -118,6 +121,36 @@ def test_what_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert training[0]["m"] == pytest.approx(0.1)
     assert list((tmp_path / "tensorboard").iterdir())
     assert "teacher BN" in (tmp_path / "plan.txt").read_text()
+
+
+@pytest.mark.parametrize("history", ["local", "global"])
+def test_a_resumed_run_goes_on_choosing_its_alphas(tmp_path: Path, history: History):
+    method = replace(TINY.method, alpha="auto", history=history)
+    train = replace(TINY.train, steps=20, checkpoint_every=15, devices=2)
+    config = replace(TINY, method=method, train=train)
+    assert pretrain(config, tmp_path).finished
+    exported, logged = load_file(tmp_path / "encoder.safetensors"), read_metrics(tmp_path / "metrics.jsonl")
+    last = tmp_path / "checkpoints" / "step-00000020"
+    saved = load_file(last / "devices.safetensors")
+    assert {name.rpartition(".")[2] for name in saved} == {
+        *("running_mean", "running_var", "alpha", "correlation", "last_mean", "last_var")
+    }
+    assert not any(word in name for name in exported for word in ("alpha", "correlation", "last_"))
+    (tmp_path / "encoder.safetensors").unlink()
+    shutil.rmtree(last)
+    assert pretrain(config, tmp_path).finished
+    again = load_file(last / "devices.safetensors")
+    assert all(torch.equal(again[name], saved[name]) for name in saved)
+    wanted = ("loss", "alpha", "alpha_min", "alpha_max", "alpha_first", "alpha_last")
+    both = [
+        [[r[name] for name in wanted] for r in rs if "loss" in r]
+        for rs in (logged, read_metrics(tmp_path / "metrics.jsonl"))
+    ]
+    assert both[0] == both[1]
+    assert both[0][0][1:] == [1.0] * 5
+    assert both[0][1][1:] == [0.5] * 5
+    assert both[0][-1][2] < both[0][-1][3]
+    assert "each norm chooses its own" in (tmp_path / "plan.txt").read_text()
 
 
 def test_a_run_that_ends_in_its_last_validation_has_lost_nothing(

@@ -60,6 +60,7 @@ CASES = {
     "byol": MethodConfig("byol"),
     "byol with repulsion": MethodConfig("byol", repulsion="batch", predictor=False, alpha=0.5),
     "byol with plain norms": MethodConfig("byol", teacher_norm="local"),
+    "byol with alpha auto": MethodConfig("byol", alpha="auto"),
     "moco": MethodConfig("moco", queue_size=4),
     "simsiam": MethodConfig("simsiam"),
     "simsiam with Momentum BN": MethodConfig("simsiam", student_norm="momentum"),
