@@ -10,9 +10,10 @@ with the same network, order of images and views.
 
 The clock is CPU time of training alone: loading, augmentation, step, teacher; not evaluation, and not decoding the
 images once at the start. A step is charged the 30th percentile of the last hundred, because other work on the machine
-makes single steps slow even in CPU time; the speed of a matrix product before and after a run is kept beside it, and
-two runs whose speeds differ by more than a tenth are not compared. Every schedule runs on the share of the budget that
-is spent, so a method that is slower per step is not cut off before its annealing.
+makes single steps slow even in CPU time. The speed of a matrix product before and after a run is kept beside it, the
+faster of which says what kind of core it was. Two runs are compared if their cores are within a quarter of each other
+and if neither had a tenth more or fewer steps than the other, relative to what its row usually has. Every schedule
+runs on the share of the budget that is spent, so a method that is slower per step is not cut off before its annealing.
 
 One evaluation for all: kNN over all training images (k = 20 and 200) and a linear probe, of both networks where there
 are two. `tune` tries the three rates of each row of table B on seed 100, which never races; `run` takes the best one.
@@ -681,10 +682,10 @@ def interval(values: Sequence[float]) -> float | None:
     return float(t.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
 
 
-def comparable(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Whether the machine was as fast for both: their matrix products within a tenth."""
-    x, y = mean(a["gemm"]), mean(b["gemm"])
-    return max(x, y) / min(x, y) <= 1.1
+def comparable(a: dict[str, Any], b: dict[str, Any], usual: Sequence[float]) -> bool:
+    """Whether the machine was as fast for both, whose rows usually have so many steps."""
+    cores, paces = (max(a["gemm"]), max(b["gemm"])), (a["steps"] / usual[0], b["steps"] / usual[1])
+    return max(cores) / min(cores) <= 1.25 and max(paces) / min(paces) <= 1.1
 
 
 def time_to(target: float, curve: Sequence[tuple[float, float]]) -> str:
@@ -729,7 +730,8 @@ def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
             others = by.get("simclr", {}).get(budget, {})
             if name != "simclr" and entry["table"] == "B":
                 both = [s for s in found if s in others]
-                pairs = [s for s in both if comparable(found[s], others[s])]
+                usual = [median(r["steps"] for r in own.values()) for own in (found, others) if both]
+                pairs = [s for s in both if comparable(found[s], others[s], usual)]
                 gaps = [first(found[s])["knn20"] - first(others[s])["knn20"] for s in pairs]
                 if both:
                     cell["to_simclr"] = {

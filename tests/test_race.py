@@ -93,8 +93,12 @@ def test_time_to_an_accuracy(race: ModuleType):
 
 
 def test_runs_on_a_machine_of_another_speed_are_not_compared(race: ModuleType):
-    assert race.comparable({"gemm": [80, 80]}, {"gemm": [86, 86]})
-    assert not race.comparable({"gemm": [80, 80]}, {"gemm": [70, 70]})
+    def run(core: float, steps: int) -> dict[str, object]:
+        return {"gemm": [core, core / 2], "steps": steps}  # the second product was disturbed
+
+    assert race.comparable(run(80, 1000), run(86, 1480), (1000, 1400))
+    assert not race.comparable(run(60, 1000), run(80, 1400), (1000, 1400))  # another kind of core
+    assert not race.comparable(run(80, 1000), run(80, 1600), (1000, 1400))  # more steps than usual
 
 
 def test_the_clock_charges_what_a_step_costs_undisturbed(race: ModuleType, monkeypatch: pytest.MonkeyPatch):
