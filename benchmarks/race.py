@@ -12,7 +12,8 @@ The clock is CPU time of training alone: loading, augmentation, step, teacher; n
 images once at the start. A step is charged the 30th percentile of the last hundred, because other work on the machine
 makes single steps slow even in CPU time. The speed of a matrix product before and after a run is kept beside it, the
 faster of which says what kind of core it was. Two runs are compared if their cores are within a quarter of each other
-and if neither had a tenth more or fewer steps than the other, relative to what its row usually has. Every schedule
+and if neither had a tenth more or fewer steps than the other, relative to the median of its row (within a tenth of
+each other, where one of the rows has fewer than three runs and so no median to speak of). Every schedule
 runs on the share of the budget that is spent, so a method that is slower per step is not cut off before its annealing.
 
 One evaluation for all: kNN over all training images (k = 20 and 200) and a linear probe, of both networks where there
@@ -135,7 +136,7 @@ ROWS: dict[str, Row] = {
     ),
     "bundle-slow": Row(
         "B",
-        "the first row with a slower teacher, m 0.2 and α 0.5",
+        "`bundle` with a slower teacher, m 0.2 and α 0.5",
         {**_BUNDLE, "method.weight_momentum": 0.2, "method.alpha": 0.5},
         MUON_RATES,
     ),
@@ -143,7 +144,7 @@ ROWS: dict[str, Row] = {
     "byol-muon": Row("B", "Momentum² teacher as in the paper, Muon", {**_BYOL, **MUON}, MUON_RATES),
     "bundle-sgd": Row(
         "B",
-        "the first row with SGD",
+        "`bundle` with SGD",
         {**_BUNDLE, "optim.name": "sgd", "optim.weight_decay": 1e-4, "optim.nesterov": False},
         SGD_RATES,
     ),
@@ -683,8 +684,11 @@ def interval(values: Sequence[float]) -> float | None:
 
 
 def comparable(a: dict[str, Any], b: dict[str, Any], usual: Sequence[float]) -> bool:
-    """Whether the machine was as fast for both, whose rows usually have so many steps."""
-    cores, paces = (max(a["gemm"]), max(b["gemm"])), (a["steps"] / usual[0], b["steps"] / usual[1])
+    """Whether the machine was as fast for both, whose rows usually have so many steps; none where that is not known."""
+    cores = max(a["gemm"]), max(b["gemm"])
+    if not usual:
+        return max(cores) / min(cores) <= 1.1
+    paces = a["steps"] / usual[0], b["steps"] / usual[1]
     return max(cores) / min(cores) <= 1.25 and max(paces) / min(paces) <= 1.1
 
 
@@ -730,7 +734,8 @@ def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
             others = by.get("simclr", {}).get(budget, {})
             if name != "simclr" and entry["table"] == "B":
                 both = [s for s in found if s in others]
-                usual = [median(r["steps"] for r in own.values()) for own in (found, others) if both]
+                enough = min(len(found), len(others)) > 2
+                usual = [median(r["steps"] for r in own.values()) for own in (found, others) if enough]
                 pairs = [s for s in both if comparable(found[s], others[s], usual)]
                 gaps = [first(found[s])["knn20"] - first(others[s])["knn20"] for s in pairs]
                 if both:

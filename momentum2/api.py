@@ -524,8 +524,8 @@ def detect_images(
 def reproduce_table(name: str, options: "ReproduceOptions | None" = None) -> str:
     """Run what is not finished yet of a table of the paper; returns it, next to the paper's numbers, as Markdown.
 
-    With `options.dry_run`, returns the commands instead. `Stopped` is raised if a signal ended it. The table
-    `stability` is none of the paper's: it measures how noisy the targets of a teacher are, by its norm.
+    With `options.dry_run`, returns the commands instead. `Stopped` is raised if a signal ended a table.
+    `stability` is not a table of the paper: it measures how noisy the targets of a teacher are, by its norm.
     """
     from momentum2.reproduce.command import STABILITY, ReproduceOptions, find_study, find_work, jobs_of
     from momentum2.reproduce.runner import commands, reproduce, write_table
@@ -537,7 +537,7 @@ def reproduce_table(name: str, options: "ReproduceOptions | None" = None) -> str
         study = find_study(options)
         with guest():
             text = run_study(study)
-        log.info("Written to %s.md, .json, -alpha.svg and -samples.svg.", study.out / study.stem)
+        log.info("Written to %s.md and .json.", study.out / study.stem)
         return text
     work = find_work(name, options)
     if options.dry_run:

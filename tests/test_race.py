@@ -99,6 +99,8 @@ def test_runs_on_a_machine_of_another_speed_are_not_compared(race: ModuleType):
     assert race.comparable(run(80, 1000), run(86, 1480), (1000, 1400))
     assert not race.comparable(run(60, 1000), run(80, 1400), (1000, 1400))  # another kind of core
     assert not race.comparable(run(80, 1000), run(80, 1600), (1000, 1400))  # more steps than usual
+    assert race.comparable(run(80, 1000), run(86, 1600), ())
+    assert not race.comparable(run(80, 1000), run(90, 1600), ())
 
 
 def test_the_clock_charges_what_a_step_costs_undisturbed(race: ModuleType, monkeypatch: pytest.MonkeyPatch):

@@ -29,8 +29,8 @@ def is_array(name: str) -> bool:
 def images_among(names: Iterable[str], where: str) -> list[str]:
     """The names of image files; arrays (.npy, .dcm) are images where there are no others."""
     names = list(names)
-    endings = {name.rpartition(".")[2] for name in names}  # few, where the names are many
-    if all(is_image(f".{ending}") for ending in endings):
+    endings = {name[name.rfind(".") :] for name in names}  # few, where the names are many
+    if all(map(is_image, endings)):
         return names
     images, arrays = ([name for name in names if fits(name)] for fits in (is_image, is_array))
     if images and arrays:

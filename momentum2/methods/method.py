@@ -4,12 +4,13 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from typing import ClassVar, NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 
 from momentum2.backbones import Encoder
 from momentum2.config import Config, Network, TeacherNormName
 from momentum2.norms import convert_norms, momentum_norms
-from momentum2.norms.momentum import commit_all, set_alpha
+from momentum2.norms.momentum import Alpha, commit_all, set_alpha
 from momentum2.schedules import Schedule
 from momentum2.teacher import MomentumTeacher, TeacherNorm
 
@@ -97,8 +98,20 @@ class Method(nn.Module, ABC):
         """The encoders by name, `student` and, if there is one, `teacher`; the one to export comes first."""
 
     def watch(self, k: int) -> dict[str, float | Tensor]:
-        """Values of step k to log, taken before `after_step`."""
+        """Values of step k to log, taken before `after_step`: where there is Momentum BN, its α."""
+        return alphas_of(self, self.schedule.alpha(k))
+
+
+def alphas_of(network: nn.Module, alpha: Alpha) -> dict[str, float | Tensor]:
+    """The α of a network's Momentum BN as it is logged; none without."""
+    norms = list(momentum_norms(network))
+    if not norms:
         return {}
+    if alpha != "auto":
+        return {"alpha": alpha}
+    found = torch.stack([norm.alphas().mean() for norm in norms])
+    values = {"alpha": found.mean(), "alpha_min": found.min(), "alpha_max": found.max()}
+    return {**values, "alpha_first": found[0], "alpha_last": found[-1]}
 
 
 def places_of(method: Method) -> dict[Network, str]:
@@ -176,14 +189,5 @@ class TeacherMethod(Method):
         return {self.exported: both.pop(self.exported), **both}
 
     def watch(self, k: int) -> dict[str, float | Tensor]:
-        values: dict[str, float | Tensor] = {"m": self.schedule.m(k)}
-        if any(momentum_norms(self.teacher)):
-            alpha = self.schedule.alpha(k)
-            if alpha == "auto":
-                alphas = self.teacher.alphas()
-                values |= {"alpha": alphas.mean(), "alpha_min": alphas.min(), "alpha_max": alphas.max()}
-                values |= {"alpha_first": alphas[0], "alpha_last": alphas[-1]}
-            else:
-                values["alpha"] = alpha
-            values["statistics_drift"] = self.teacher.drift()
-        return values
+        drift = {"statistics_drift": self.teacher.drift()} if any(momentum_norms(self.teacher)) else {}
+        return {"m": self.schedule.m(k), **alphas_of(self.teacher, self.schedule.alpha(k)), **drift}

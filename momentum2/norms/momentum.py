@@ -95,13 +95,15 @@ class MomentumBatchNorm(PlainBatchNorm):
         return self.alphas().mean().item()
 
     @alpha.setter
-    def alpha(self, value: Alpha) -> None:
+    def alpha(self, value: float | str) -> None:
         if value == "auto":
             if not self.auto:
                 self._start_auto()
             return
-        if not 0 <= value <= 1:
-            raise UserError(f"alpha, the weight of the current batch, must be between 0 and 1, not {value}.")
+        if isinstance(value, str) or not 0 <= value <= 1:
+            raise UserError(
+                f"alpha, the weight of the current batch, must be between 0 and 1, or auto, not {value}."
+            )
         if self.auto:
             self.auto, self._alpha = False, self._one.clone()
         self._alpha.fill_(value)
@@ -124,7 +126,7 @@ class MomentumBatchNorm(PlainBatchNorm):
 
     @torch.no_grad()
     def set_auto_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from an `auto_state`; alpha becomes "auto"."""
+        """Continue from an `auto_state`; alpha becomes "auto"."""
         self.alpha = "auto"
         for name, mine in self.auto_state().items():
             mine.copy_(state[name])
@@ -251,8 +253,7 @@ def _choose_alpha(
 
     Whatever is not finite in `new` is replaced by the history's.
     """
-    devices = [norm.devices for norm in norms]
-    parts = [norm.num_features for norm in norms for _ in range(norm.devices)]
+    devices, sizes = [norm.devices for norm in norms], [norm._pending_mean.numel() for norm in norms]
     fresh, some = (_repeated(flags, devices) for flags in (fresh, some))
     own = torch.cat([norm._alpha for norm in norms]).view(-1)
     alpha = own.masked_fill(fresh, 1.0).mul_(some)
@@ -269,18 +270,17 @@ def _choose_alpha(
     # With Σ over channels, 2 Σ e·e' / (Σ e² + Σ e'²) of successive e and e'. An average of ratios, not a ratio of
     # averages: however large the innovations of a step are, it counts as one.
     powers = torch.stack((e + last, e - last)).square_().sum(1)
-    sums = torch._foreach_norm([part for row in powers for part in row.split(parts)], 1)
-    together, apart = torch.stack(sums).view(2, -1)
+    rows = zip(powers.split(sizes, 1), devices, strict=True)
+    together, apart = torch.cat([part.view(2, k, -1).sum(2) for part, k in rows], 1)
     ratio = (together - apart) / (together + apart).clamp_(min=torch.finfo(e.dtype).tiny)
     correlation = torch.cat([norm._correlation for norm in norms]).view(-1).lerp_(ratio, rate)
     own.addcmul_(rate.clamp(max=FASTEST), correlation).clamp_(SLOWEST, 1)
 
-    last.lerp_(e, _repeated(known, parts))
+    last.lerp_(e, _each_row(norms, known))
     torch._foreach_copy_([norm._alpha for norm in norms], own[:, None].split(devices))
     torch._foreach_copy_([norm._correlation for norm in norms], correlation[:, None].split(devices))
-    sizes = [part.numel() for part in lasts]
-    torch._foreach_copy_([part.view(-1) for part in lasts], last.view(-1).split(sizes))
-    return _repeated(alpha, parts)
+    torch._foreach_copy_([part.view(-1) for part in lasts], last.view(-1).split(2 * sizes))
+    return _each_row(norms, alpha)
 
 
 @torch.no_grad()
@@ -321,6 +321,12 @@ def _histories(norms: list[MomentumBatchNorm]) -> list[Tensor]:
 def _each_channel(norms: list[MomentumBatchNorm], values: Tensor) -> Tensor:
     """A value of each norm, repeated for its devices and channels."""
     return _repeated(values, [norm._pending_mean.numel() for norm in norms])
+
+
+def _each_row(norms: list[MomentumBatchNorm], values: Tensor) -> Tensor:
+    """A value of each device of each norm, repeated for its channels."""
+    rows = values[:, None].split([norm.devices for norm in norms])
+    return torch.cat([row.expand(-1, n.num_features).reshape(-1) for row, n in zip(rows, norms, strict=True)])
 
 
 def _repeated(values: Tensor, times: list[int]) -> Tensor:

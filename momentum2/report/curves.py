@@ -34,13 +34,8 @@ CURVES = (
     Panel(
         "alpha",
         "α: batch's share in the statistics",
-        "falls to 0, or constant; auto: falls where the teacher slows down",
-        (
-            ("alpha_first", "first norm"),
-            ("alpha_last", "last norm"),
-            ("alpha_min", "smallest"),
-            ("alpha_max", "largest"),
-        ),
+        "falls to 0, or constant; auto: falls where the teacher slows down (dotted: smallest and largest of all norms)",
+        (("alpha_min", "smallest"), ("alpha_max", "largest")),
     ),
     Panel("grad_norm", "gradient norm", "no explosions"),
 )

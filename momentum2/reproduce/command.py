@@ -43,7 +43,7 @@ class ReproduceOptions:
         scale: Size of the runs.
         rows: Only these rows: names separated by commas.
         seeds: Seeds separated by commas (default: 0; cifar: 0,1).
-        epochs: Length of the shortest pretraining (default: the scale's).
+        epochs: Length of the shortest pretraining (default: the scale's; stability: 1, cifar 2).
         loss: paper, or repulsion in the batch without a predictor, which learns faster (not for scale paper).
         samples: Samples per device, in the scale's batch of 64 (default: 4; not for scale paper).
         out: Folder of the runs and tables (default: runs/reproduce/SCALE).
@@ -123,12 +123,12 @@ def find_study(options: ReproduceOptions) -> Study:
     b = base(options.scale, "", options.epochs or STABILITY_EPOCHS[options.scale])
     repulsion = options.loss == "repulsion"
     run = b.pretraining(REPULSION if repulsion else {})
-    words = [f"{options.epochs}-epochs"] * (options.epochs is not None) + ["repulsion"] * repulsion
+    other = b.epochs != STABILITY_EPOCHS[options.scale]
+    words = [f"{b.epochs}-epochs"] * other + ["repulsion"] * repulsion
     return Study(
         scale=options.scale,
         epochs=b.epochs,
         loss=options.loss,
-        changes={**run.common, **run.changes},
         instrument=INSTRUMENTS[options.scale],
         config=lambda seed: override(find(run.recipe).config, run.settings(seed, root)),
         seeds=_seeds(options),

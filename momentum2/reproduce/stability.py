@@ -62,7 +62,7 @@ class Instrument:
         shares: When: shares of the training.
         alphas: Weights of the batch in Momentum BN, fixed; 1 is BN and always measured.
         samples: Samples per device.
-        window: Steps for which a history has been kept when it is measured, at most.
+        window: The most steps for which a history has been kept when it is measured.
         pool: Images whose targets are measured.
         reference: Images whose statistics stand for those of all data, the pool among them.
         draws: Random divisions of the pool into devices, at least 3.
@@ -197,6 +197,10 @@ def measure(
         return replace(parts, noise=parts.noise / share)
 
     every = torch.arange(len(z))
+    if found(every).signal < 1e-9:
+        raise UserError(
+            "The targets of all images are the same. This training has collapsed; leave its seed out."
+        )
     whole, without = found(every), [found(every[every != i]) for i in every]
     errors = {name: _jackknife([parts.ratios[name] for parts in without]) for name in whole.ratios}
     errors["signal"] = _jackknife([parts.signal for parts in without])
@@ -283,7 +287,7 @@ def run_seed(config: Config, instrument: Instrument, folder: Path) -> dict[str, 
     if len(dataset) < instrument.reference:
         raise UserError(
             f"The statistics of all data are those of {instrument.reference:,} images, but there are only "
-            f"{len(dataset):,}."
+            f"{len(dataset):,}. Use a larger data set."
         )
     plan = resolve(config, len(dataset))
     method = build_method(config, plan, len(dataset.class_names or ()))

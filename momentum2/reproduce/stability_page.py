@@ -1,20 +1,23 @@
 """`momentum2 reproduce stability`: its seeds, one after the other, and what they say as JSON, Markdown and plots."""
 
+import hashlib
 import json
 import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from momentum2.config import Config
-from momentum2.errors import SettingError, UserError
+from momentum2.data import open_dataset
+from momentum2.errors import SettingError, UserError, called
 from momentum2.files import read_json, write_whole
 from momentum2.reproduce.outcome import environment
-from momentum2.reproduce.rows import Flags, duration
+from momentum2.reproduce.rows import duration
 from momentum2.reproduce.stability import Instrument, Stability, run_seed
 
 _log = logging.getLogger("momentum2")
@@ -35,7 +38,6 @@ class Study:
         scale: The size of the training.
         epochs: Its length.
         loss: paper or repulsion.
-        changes: What is changed in the recipe, by names of settings; without the seed and the folder of the images.
         instrument: What is measured along the training.
         config: The training with a seed.
         seeds: The seeds to run.
@@ -46,21 +48,29 @@ class Study:
     scale: str
     epochs: int
     loss: str
-    changes: Flags
     instrument: Instrument
     config: Callable[[int], Config]
     seeds: tuple[int, ...]
     out: Path
     stem: str
 
-    @property
+    @cached_property
     def settings(self) -> dict[str, Any]:
-        """All that decides the numbers, apart from the images, as JSON has it."""
+        """All that decides the numbers beside the seed, as JSON has it: which images, not where they are."""
+        config = self.config(0)
+        training = asdict(config)
+        del training["train"]["seed"], training["eval_data"]
+        for name in ("root", "cache_dir"):
+            del training["data"][name]
+        with called({"data.root": "data"}):
+            names = open_dataset(replace(config.data, cache="off")).names
+        digest = hashlib.sha256("\0".join(names).encode(errors="surrogateescape")).hexdigest()
         told = {
             "scale": self.scale,
             "epochs": self.epochs,
             "loss": self.loss,
-            "training": dict(self.changes),
+            "training": training,
+            "images": {"count": len(names), "names": f"sha256:{digest}"},
             "instrument": asdict(self.instrument),
         }
         found: dict[str, Any] = json.loads(json.dumps(told))
@@ -79,9 +89,9 @@ def run_study(study: Study) -> str:
         raise SettingError(
             "out", f"{study.out} cannot be created ({error.strerror}). Choose another folder."
         ) from None
-    seeds = {seed: _read(study, seed) for seed in study.seeds}
-    for seed, known in seeds.items():
-        if known is not None:
+    finished = {found["seed"] for found in _results(study)}
+    for seed in study.seeds:
+        if seed in finished:
             _log.info("%s  seed %d was finished before", time.strftime("%X"), seed)
             continue
         _log.info("%s  start  seed %d", time.strftime("%X"), seed)
@@ -93,21 +103,28 @@ def run_study(study: Study) -> str:
     return write_study(study)
 
 
-def _read(study: Study, seed: int) -> dict[str, Any] | None:
-    """What an earlier command found with a seed."""
+def _results(study: Study) -> list[dict[str, Any]]:
+    """What is known of every seed, by this command or earlier ones."""
+    paths = (study.out / study.stem).glob("seed-*.json")
+    known = sorted(int(m[1]) for path in paths if (m := re.fullmatch(r"seed-(\d+)\.json", path.name)))
+    return [_read(study, seed) for seed in known]
+
+
+def _read(study: Study, seed: int) -> dict[str, Any]:
     path = study.file(seed)
-    if not path.exists():
-        return None
     try:
         found: dict[str, Any] = read_json(path)
         same = found["settings"] == study.settings
-    except (ValueError, KeyError, TypeError):
-        raise UserError(
-            f"{path} is not a result of stability. Remove it to measure this seed again."
-        ) from None
+        whole = found["seed"] == seed and bool(found["points"][0]["errors"])
+    except (ValueError, LookupError, TypeError):
+        whole = False
+    if not whole:
+        raise UserError(f"{path} is not a result of stability. Remove it to measure this seed again.")
     if not same:
-        raise UserError(
-            f"{path} was measured with other settings, perhaps by another version. Choose another folder with out."
+        raise SettingError(
+            "out",
+            f"{study.out} has {path.name}, which was measured with other settings or images, perhaps by another "
+            "version. Choose another folder.",
         )
     return found
 
@@ -129,10 +146,7 @@ def _rounded(value: Any) -> Any:
 
 def write_study(study: Study) -> str:
     """Write the JSON, the Markdown and the plots of all seeds that are finished; returns the Markdown."""
-    paths = (study.out / study.stem).glob("seed-*.json")
-    known = sorted(int(m[1]) for path in paths if (m := re.fullmatch(r"seed-(\d+)\.json", path.name)))
-    results = [found for seed in known if (found := _read(study, seed))]
-    found = summarize(study.settings, results)
+    found = summarize(study.settings, _results(study))
     text, place = markdown(found), study.out / study.stem
     write_whole(place.with_suffix(".json"), _as_json(found))
     if not plot(found, place):
@@ -191,7 +205,7 @@ def markdown(found: Mapping[str, Any]) -> str:
         + (
             "± is the standard deviation over seeds."
             if count > 1
-            else "± is the standard error within this training; seeds may differ by more."
+            else "± is the standard error over random draws of companions; seeds may differ by more."
         ),
     ]
     own = next(p["samples"] for p in found["points"] if p["norm"] == "scheduled")
@@ -229,8 +243,10 @@ def _spread(point: Mapping[str, Any], name: str) -> float:
 
 
 def _cell(point: Mapping[str, Any], name: str) -> str:
-    value = round(point["mean"][name], 3) + 0.0  # an estimate of 0 may be below it: no −0.000
-    return f"{value:.3f} ± {_spread(point, name):.3f}"
+    value, spread = point["mean"][name], _spread(point, name)
+    if value == spread == 0:  # by definition, not by measurement
+        return "0"
+    return f"{round(value, 3) + 0.0:.3f} ± {spread:.3f}"  # an estimate of 0 may be below it: no −0.000
 
 
 def _table(head: list[str], rows: Iterable[list[str]]) -> str:
@@ -239,7 +255,7 @@ def _table(head: list[str], rows: Iterable[list[str]]) -> str:
 
 
 def plot(found: Mapping[str, Any], place: Path) -> bool:
-    """Two pictures beside `place`: errors against α, and against samples; False without matplotlib."""
+    """Two plots beside `place`: errors against α, and against samples; False without matplotlib."""
     try:
         import matplotlib
         from matplotlib.figure import Figure

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from momentum2 import MomentumBatchNorm
+from momentum2.errors import UserError
 from momentum2.norms.momentum import SLOWEST, commit_all
 
 C = 64
@@ -202,8 +203,10 @@ def test_what_is_learned_is_a_state_of_its_own():
     other.set_auto_state(norm.auto_state())
     rest = list(steps)
     assert torch.equal(follow(norm, iter(rest))[0], follow(other, iter(rest))[0])
-    norm.alpha = 0.25  # and back
+    norm.alpha = 0.25
     assert norm.alpha == 0.25
     assert norm.auto_state() == {}
+    with pytest.raises(UserError, match="or auto, not Auto"):
+        norm.alpha = "Auto"
     norm(batch(rest[0][1]))
     norm.commit()

@@ -11,11 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from momentum2.cli import main
+from momentum2.errors import UserError
 from momentum2.norms import LocalBatchNorm, MomentumBatchNorm, convert_norms
-from momentum2.reproduce import command
+from momentum2.reproduce import command, stability_page
+from momentum2.reproduce.command import ReproduceOptions
 from momentum2.reproduce.stability import Instrument, Stability, aged, decompose, draw_targets, measure, probe
 
 POOL, CHANNELS, DRAWS = 512, 32, 6
@@ -165,7 +169,8 @@ import signal, sys
 from pathlib import Path
 from momentum2.cli import main
 from momentum2.methods.method import Method
-from momentum2.reproduce import command
+from momentum2.reproduce import command, stability_page
+from momentum2.reproduce.command import ReproduceOptions
 from momentum2.reproduce.stability import Instrument
 
 def begin(method, k, begin=Method.before_step):
@@ -235,9 +240,14 @@ def test_a_killed_command_goes_on_with_the_seed_that_is_missing(tmp_path: Path, 
     monkeypatch.setitem(command.INSTRUMENTS, "smoke", replace(TINY, draws=4))
     assert main(["reproduce", "stability", "--out", str(out)]) == 2
     assert "was measured with other settings" in capsys.readouterr().err
-    (out / "stability" / "seed-0.json").write_text("[]")
-    assert main(["reproduce", "stability", "--out", str(out)]) == 2
-    assert "is not a result of stability" in capsys.readouterr().err
+    # Before anything is trained, and whatever seed it is.
+    monkeypatch.setattr(stability_page, "run_seed", None)
+    assert main(["reproduce", "stability", "--seeds", "5", "--out", str(out)]) == 2
+    assert "seed-0.json, which was measured with other settings" in capsys.readouterr().err
+    for damaged in ("[]", json.dumps({**found["seeds"][0], "points": None})):
+        (out / "stability" / "seed-0.json").write_text(damaged)
+        assert main(["reproduce", "stability", "--out", str(out)]) == 2
+        assert "is not a result of stability" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -272,3 +282,26 @@ def test_few_images_are_refused(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.setitem(command.INSTRUMENTS, "smoke", replace(TINY, reference=2048))
     assert main(["reproduce", "stability", "--out", str(tmp_path)]) == 2
     assert "those of 2,048 images, but there are only 1,280." in capsys.readouterr().err
+
+
+def test_other_images_are_another_study(tmp_path: Path):
+    for folder, names in {"a": ("1", "2"), "copy": ("1", "2"), "b": ("1", "3")}.items():
+        (tmp_path / folder).mkdir()
+        for name in names:
+            Image.new("RGB", (8, 8)).save(tmp_path / folder / f"{name}.png")
+    a, same, b = (
+        command.find_study(ReproduceOptions(scale="cifar", data=str(tmp_path / folder))).settings
+        for folder in ("a", "copy", "b")
+    )
+    assert a == same
+    assert a != b
+    assert str(tmp_path) not in json.dumps(a)
+
+
+def test_a_collapsed_teacher_is_named():
+    network = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    nn.init.zeros_(network[2].weight)
+    images, orders = torch.randn(16, 4), torch.stack([torch.randperm(16) for _ in range(3)])
+    full = F.normalize(network(images).double(), dim=1).detach()
+    with torch.no_grad(), pytest.raises(UserError, match="collapsed"):
+        measure(network, images, full, orders, 4)
