@@ -220,7 +220,7 @@ def test_a_config_survives_yaml(name: str, tmp_path: Path):
     ),
     steps=st.none() | st.integers(1, 10**9),
     lr=st.floats(0, 1e6),
-    alpha=st.just("cosine") | st.floats(0, 1),
+    alpha=st.sampled_from(["cosine", "auto"]) | st.floats(0, 1),
     compile=st.booleans(),
     edges=st.lists(st.integers(1, 8192), min_size=1),
 )
@@ -387,7 +387,7 @@ def test_a_file_says_what_it_means(tmp_path: Path):
         ("train.steps", "x", "takes a whole number or none, not 'x'."),
         ("train.steps", "0", "must be at least 1, not 0."),
         ("method.alpha", "1.5", "must be from 0 to 1, not 1.5."),
-        ("method.alpha", "cosin", "takes cosine or a number, not 'cosin'. Did you mean cosine?"),
+        ("method.alpha", "cosin", "takes cosine, auto or a number, not 'cosin'. Did you mean cosine?"),
         ("method.name", "byoll", "not 'byoll'. Did you mean byol?"),
         ("optim.lr", "nan", "takes a number, not 'nan'."),
         ("optim.lr", math.nan, "takes a number, not nan."),

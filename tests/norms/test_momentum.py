@@ -297,7 +297,7 @@ def test_mistakes_are_said_clearly():
     norm = MomentumBatchNorm(C, devices=4)
     with pytest.raises(UserError, match="6 samples cannot be divided among 4 devices"):
         norm(batch((6, C)))
-    with pytest.raises(UserError, match=r"between 0 and 1, not 1\.5"):
+    with pytest.raises(UserError, match=r"between 0 and 1, or auto, not 1\.5"):
         norm.alpha = 1.5
     with pytest.raises(ValueError, match="2 to 5 dimensions"):
         norm(torch.zeros(C))
