@@ -13,7 +13,7 @@ from momentum2.config import Compat, History, NormName
 from momentum2.errors import UserError
 from momentum2.norms import MomentumBatchNorm, convert_norms, momentum_norms
 from momentum2.norms.convert import OldName
-from momentum2.norms.momentum import Alpha, commit_all, drift_of, set_alpha
+from momentum2.norms.momentum import Alpha, alphas_of, commit_all, drift_of, set_alpha
 
 TeacherNorm = NormName | OldName | Literal["ema"]
 
@@ -87,8 +87,7 @@ class MomentumTeacher(nn.Module):
 
     def alphas(self) -> Tensor:
         """The alpha of each Momentum BN, in the order of the network; of several devices, their mean."""
-        found = [norm.alphas().mean() for norm in momentum_norms(self)]
-        return torch.stack(found) if found else torch.zeros(0)
+        return alphas_of(list(momentum_norms(self)))
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:

@@ -4,13 +4,12 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from typing import ClassVar, NamedTuple, cast
 
-import torch
 from torch import Tensor, nn
 
 from momentum2.backbones import Encoder
 from momentum2.config import Config, Network, TeacherNormName
 from momentum2.norms import convert_norms, momentum_norms
-from momentum2.norms.momentum import Alpha, commit_all, set_alpha
+from momentum2.norms.momentum import Alpha, alphas_of, commit_all, set_alpha
 from momentum2.schedules import Schedule
 from momentum2.teacher import MomentumTeacher, TeacherNorm
 
@@ -99,17 +98,17 @@ class Method(nn.Module, ABC):
 
     def watch(self, k: int) -> dict[str, float | Tensor]:
         """Values of step k to log, taken before `after_step`: where there is Momentum BN, its α."""
-        return alphas_of(self, self.schedule.alpha(k))
+        return _logged(self, self.schedule.alpha(k))
 
 
-def alphas_of(network: nn.Module, alpha: Alpha) -> dict[str, float | Tensor]:
+def _logged(network: nn.Module, alpha: Alpha) -> dict[str, float | Tensor]:
     """The α of a network's Momentum BN as it is logged; none without."""
     norms = list(momentum_norms(network))
     if not norms:
         return {}
     if alpha != "auto":
         return {"alpha": alpha}
-    found = torch.stack([norm.alphas().mean() for norm in norms])
+    found = alphas_of(norms)
     values = {"alpha": found.mean(), "alpha_min": found.min(), "alpha_max": found.max()}
     return {**values, "alpha_first": found[0], "alpha_last": found[-1]}
 
@@ -190,4 +189,4 @@ class TeacherMethod(Method):
 
     def watch(self, k: int) -> dict[str, float | Tensor]:
         drift = {"statistics_drift": self.teacher.drift()} if any(momentum_norms(self.teacher)) else {}
-        return {"m": self.schedule.m(k), **alphas_of(self.teacher, self.schedule.alpha(k)), **drift}
+        return {"m": self.schedule.m(k), **_logged(self.teacher, self.schedule.alpha(k)), **drift}

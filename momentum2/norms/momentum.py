@@ -205,6 +205,11 @@ def momentum_norms(module: nn.Module) -> Iterator[MomentumBatchNorm]:
     return (m for m in module.modules() if isinstance(m, MomentumBatchNorm))
 
 
+def alphas_of(norms: Sequence[MomentumBatchNorm]) -> Tensor:
+    """The alpha of each; of several devices, their mean."""
+    return torch.stack([norm.alphas().mean() for norm in norms]) if norms else torch.zeros(0)
+
+
 def set_alpha(norms: Sequence[MomentumBatchNorm], value: Alpha) -> None:
     """Give all of them an alpha, or have each choose its own."""
     if value == "auto" or any(norm.auto for norm in norms):

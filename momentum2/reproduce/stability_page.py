@@ -244,9 +244,8 @@ def _spread(point: Mapping[str, Any], name: str) -> float:
 
 def _cell(point: Mapping[str, Any], name: str) -> str:
     value, spread = point["mean"][name], _spread(point, name)
-    if value == spread == 0:  # by definition, not by measurement
-        return "0"
-    return f"{round(value, 3) + 0.0:.3f} ± {spread:.3f}"  # an estimate of 0 may be below it: no −0.000
+    text = f"{round(value, 3) + 0.0:.3f}" if value else "0"  # an estimate of 0 may be below it: no −0.000
+    return f"{text} ± {spread:.3f}" if spread > 1e-9 else text  # nothing that is drawn changes it
 
 
 def _table(head: list[str], rows: Iterable[list[str]]) -> str:

@@ -67,9 +67,9 @@ def test_choosing_alpha_costs_a_few_operations_and_one_of_each_norm(
 ):
     fixed = counted["devices" if devices else "momentum"].usual
     auto = counted["auto devices" if devices else "auto"].usual
-    norms = 15  # of the teacher; one for each of their devices would be too many
-    assert auto.calls - fixed.calls <= 45 + norms * (3 if devices else 1)
-    assert auto.kernels - fixed.kernels <= 45 + norms * (3 if devices else 1)
+    most = 80 if devices else 55  # one for each device of each norm would be 60 more for each
+    assert auto.calls - fixed.calls <= most
+    assert auto.kernels - fixed.kernels <= most
     assert auto.bytes <= 1.01 * fixed.bytes
 
 
