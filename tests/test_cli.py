@@ -76,13 +76,13 @@ def planned(*arguments: str) -> Config:
         (["plan", "quickstart", "--optim.lr", "-1e-3"], "--optim.lr must be at least 0, not -0.001"),
         (["plan", "quickstart", "--monitor.log_every", "0"], "--monitor.log_every must be at least 1"),
         (
-            ["plan", "quickstart", "--views.recipe", "supervised"],
+            ["plan", "quickstart-paper", "--views.recipe", "supervised"],
             "makes 1 view per image, but BYOL takes at least 2 views. Use byol, or",
         ),
         (["plan", "quickstart-paper", "--train.devices", "32"], "needs at least 2 samples but would get 1"),
         (["plan", "quickstart", "--train.devices", "7"], "cannot be divided among 7 device(s)"),
         (
-            ["plan", "quickstart", "--method.teacher_norm", "shuffle"],
+            ["plan", "quickstart-paper", "--method.teacher_norm", "shuffle"],
             "--method.teacher_norm shuffle does not work with BYOL",
         ),
         (["plan", "quickstart", "extra"], "Unexpected argument 'extra'. See momentum2 plan --help."),
