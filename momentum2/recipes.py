@@ -97,8 +97,8 @@ def quickstart() -> Recipe:
             optim=replace(FAST_OPTIM, warmup_epochs=0.2),
             monitor=MonitorConfig(knn_every=1, knn_images=5_000),
         ),
-        summary="SimCLR with Muon in a ResNet-10 on the built-in shapes, in minutes on a laptop; with --method.name byol "
-        "a Momentum² teacher",
+        summary="SimCLR with Muon in a ResNet-10 on the built-in shapes, in minutes on a laptop; with --method.name "
+        "byol a Momentum² teacher",
         command="momentum2 pretrain quickstart --out runs/quickstart",
         expect="measured: kNN 81.4% (79.2 to 83.1, five seeds; untrained 24.4%, raw pixels 40.5%, whitened patches "
         "59.6%), about 3 minutes of one core",
@@ -482,8 +482,8 @@ def folder() -> Recipe:
             train=TrainConfig(epochs=200),
             optim=FAST_OPTIM,
         ),
-        summary="Your own images; network, size and length are chosen to fit them. On a CPU as in quickstart, on a GPU a "
-        f"Momentum² teacher; {_DEPARTS}",
+        summary="Your own images; network, size and length are chosen to fit them. On a CPU as in quickstart, on a GPU "
+        f"a Momentum² teacher; {_DEPARTS}",
         command="momentum2 pretrain folder --data.root photos --out runs/photos",
         expect="depends on the images",
         adapt=_fit_to_folder,
