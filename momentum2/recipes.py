@@ -570,7 +570,9 @@ def _fit_to_folder(config: Config, given: frozenset[str]) -> Config:
         evaluation = replace(evaluation, split="80%", test_split="-20%")
     else:
         evaluation = replace(evaluation, test_split=test)
-    method = config.method if gpu or "method.name" in given else replace(config.method, name=small.method.name)
+    method = (
+        config.method if gpu or "method.name" in given else replace(config.method, name=small.method.name)
+    )
     return replace(
         config,
         method=method,
