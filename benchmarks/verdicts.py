@@ -266,7 +266,7 @@ def plot_cost(table: dict[str, Any], path: Path) -> None:
 
 
 def plot_long(long: dict[str, Any], path: Path) -> None:
-    """kNN against hours of training; the linear accuracy at the end, and the floors."""
+    """kNN against hours of training; kNN with all neighbors and the linear accuracy at the end, and the floors."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -281,9 +281,11 @@ def plot_long(long: dict[str, Any], path: Path) -> None:
             color=f"C{number}",
             label=f"{row['label']}, kNN",
         )
-        if row["linear"] is not None:
-            label = f"{row['label']}, linear"
-            axes.plot(hours[-1:], [row["linear"]], "D", color=f"C{number}", label=label)
+        for name, marker in (("knn", "s"), ("linear", "D")):
+            if row[name] is not None:
+                words = {"knn": "kNN, all neighbors", "linear": "linear"}[name]
+                end = row["cpu_seconds"] / 3600
+                axes.plot([end], [row[name]], marker, color=f"C{number}", label=f"{row['label']}, {words}")
     for name, value in long["floors"].items():
         axes.axhline(value, ls=":", color="#777777", lw=1)
         axes.annotate(
