@@ -208,8 +208,8 @@ def plot_verdicts(tables: Sequence[dict[str, Any]], path: Path) -> None:
     """Left: what every seed of every row reached. Right: the claims' effects with their intervals."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 3.6 * len(tables)), layout="constrained")
-    panels = figure.subplots(len(tables), 2, squeeze=False, width_ratios=(1, 1.2))
+    figure = Figure(figsize=(13, 0.5 + 3.4 * len(tables)), layout="constrained")
+    panels = figure.subplots(len(tables), 2, squeeze=False)
     for (left, right), table in zip(panels, tables, strict=True):
         rows = [row for row in table["rows"] if row["seeds"]][::-1]
         for place, column in enumerate(ACCURACIES):
@@ -241,11 +241,12 @@ def plot_verdicts(tables: Sequence[dict[str, Any]], path: Path) -> None:
                 right.plot([verdict["paper"]], [y], "D", ms=5, mfc="none", color="#555555",
                            label="paper" if y == 0 else None)  # fmt: skip
         right.axvline(0, color="black", lw=0.8)
-        right.set(title=f"{table['title']}: {setting(table)}", xlabel="effect, points, with its 95% interval")
-        right.title.set_fontsize(9)
-        right.legend(fontsize=7, frameon=False)
+        right.set(xlabel="effect, points, with its 95% interval", ylim=(-0.6, len(known) - 0.4))
+        left.set_title(f"{table['table']}: {setting(table)}", fontsize=9, loc="left", pad=22)
         for axes in (left, right):
             axes.grid(axis="x", alpha=0.3)
+    handles, labels = panels[0, 1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     save(figure, path)
 
 
@@ -260,7 +261,7 @@ def plot_cost(table: dict[str, Any], path: Path) -> None:
         axes.plot(row["turns"], [y] * len(row["turns"]), "|", color="C0", alpha=0.6)
         axes.plot([median(row["turns"])], [y], "o", color="C0")
     axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
-    axes.set(xlabel="seconds per step: turns and their median", xlim=(0, None))
+    axes.set(xlabel="seconds per step: turns and their median", xlim=(0, None), ylim=(-0.6, len(rows) - 0.4))
     axes.grid(axis="x", alpha=0.3)
     save(figure, path)
 

@@ -3,10 +3,14 @@
 import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from momentum2.reproduce import TABLES
+from momentum2.reproduce.outcome import collect
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS / "results"
@@ -48,3 +52,56 @@ def test_the_screens_are_on_the_page_as_in_their_file():
     assert screens["rows"]
     for row in screens["rows"]:
         assert f"| {row['label']} | {row['steps']} | {row['knn']:.1f} | {row['linear']:.1f} |" in page
+
+
+def test_a_claim_has_its_verdict_or_is_not_run(verdicts: ModuleType, tmp_path: Path):
+    """Three seeds of two rows: +2, +3 and +2 points linear, which is shown; by kNN the opposite."""
+    table = TABLES["bn-statistics"]("cifar").varied({"method.repulsion": "batch"}, ("repulsion", "2-samples"))
+    out = tmp_path / "out"
+    for row in table.rows:
+        for seed, gain in enumerate((2.0, 3.0, 2.0) if row.key in ("local-momentum", "local-local") else ()):
+            gain *= row.key == "local-momentum"
+            run = row.pretraining.run(out, seed)
+            run.mkdir(parents=True)
+            entries = {}
+            for evaluation, top1 in zip(row.evaluations, (40 + gain, 41 + gain, 39 - gain), strict=True):
+                accuracy = {"top1": top1, "top5": 90.0, "low": 0.0, "high": 100.0, "images": 10}
+                entries[evaluation.result + evaluation.subject] = {
+                    "evaluation": evaluation.result,
+                    "data": "cifar test",
+                    "network": evaluation.subject,
+                    "accuracy": accuracy,
+                    "settings": {"seed": seed},
+                    "floors": {} if evaluation.recalibrate else {"raw pixels": 38.0},
+                }
+            (run / "results.json").write_text(json.dumps(entries))
+            (run / "metrics.jsonl").write_text("")
+    turns = {"local-momentum": [0.1, 0.11, 0.1], "local-local": [0.1, 0.1, 0.1], "synced-synced": [0.3] * 3}
+    seconds = {row.pretraining.name: turns.get(row.key, []) for row in table.rows}
+    folder = tmp_path / "results"
+    shutil.copytree(RESULTS / "stability", folder / "stability")
+    (folder / "one.json").write_text(json.dumps(collect(table, out, seconds, lambda row, seed: [])))
+    page = verdicts.page(folder)
+    lines = page.splitlines()
+    better = "| A Momentum BN teacher is better than a BN teacher | repulsion, 2 samples | +4.0 "
+    (shown,) = [line for line in lines if line.startswith(better)]
+    assert shown.endswith("| 3 | **shown** |")
+    assert "| +2.3 ± 1.4 |" in shown
+    time = "| Momentum BN takes less time than synced BN | time of a step, %; two processes | +77.3 | +65.6 ±"
+    assert sum(line.startswith(time) for line in lines) == 1
+    words = "| The teacher's statistics count more than the student's |  |  |  |  |  | not run |"
+    assert words in lines
+    assert "| In MoCo, Momentum BN is better than shuffling BN |  |  |  |  |  | not run |" in lines
+    command = (
+        "momentum2 reproduce bn-statistics --scale cifar --data CIFAR --rows local-local,local-momentum --seeds "
+        "0,1,2 --loss repulsion --samples 2"
+    )
+    assert command in lines
+    details = "| A Momentum BN teacher is better than a BN teacher | +4.0 | +2.3 ± 1.4 | shown | +2.3 ±"
+    assert any(line.startswith(details) and "contradicted" in line for line in lines)
+    pytest.importorskip("matplotlib", reason="plots need the reproduce extra")
+    tables = verdicts.read(folder)
+    verdicts.plot_verdicts(tables, tmp_path / "verdicts.svg")
+    verdicts.plot_cost(tables[0], tmp_path / "cost.svg")
+    assert "A Momentum BN teacher is better" in (tmp_path / "verdicts.svg").read_text(encoding="utf-8")
+    assert "student BN, teacher Momentum BN" in (tmp_path / "cost.svg").read_text(encoding="utf-8")
