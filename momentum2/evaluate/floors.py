@@ -28,7 +28,7 @@ FILTERS = 100  # 400 were no better for kNN on CIFAR-10 and took three times as 
 _LEARNED_FROM, _PER_IMAGE, _ROUNDS = 4_000, 25, 10  # images, patches of each, and rounds of k-means
 _FLAT, _FAINT = 0.003, 0.1  # added to variances: of a patch (views have about 1), and of a direction
 
-_CALIBRATION = 10_000  # images that give a random network its BN statistics
+_CALIBRATION = 10_000  # images that give a network its BN statistics
 
 
 class Pixels(Encoder):
@@ -174,10 +174,17 @@ def random_encoder(
         torch.manual_seed(derive(seed, "initial weights"))  # those of a run with this seed
         encoder = backbones.of_config(model, len(spec.mean))
     encoder.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    calibrate(encoder, dataset, spec, seed, device, workers)
+    return encoder.eval()
+
+
+def calibrate(
+    encoder: Encoder, dataset: Dataset, spec: ViewSpec, seed: int, device: torch.device, workers: int | None
+) -> None:
+    """Give an encoder the BN statistics of up to 10,000 of these images, the same on every process."""
     some = shuffled_views(dataset, spec, seed=seed, limit=_CALIBRATION, device=device, workers=workers)
     recalibrate(encoder, some)
     distributed.broadcast_(encoder.buffers())  # GPUs of other kinds sum in another order
-    return encoder.eval()
 
 
 def started_encoder(file: Path, device: torch.device, given: nn.Module | None = None) -> Encoder:

@@ -31,11 +31,11 @@ from momentum2.data import Dataset, open_dataset
 from momentum2.distributed.together import joined
 from momentum2.errors import SettingError, UserError, called
 from momentum2.evaluate.features import Features, extract
-from momentum2.evaluate.floors import Pixels, patch_encoder, random_encoder, started_encoder
+from momentum2.evaluate.floors import Pixels, calibrate, patch_encoder, random_encoder, started_encoder
 from momentum2.runs.card import EncoderCard, read_card
 from momentum2.runs.encoder import LoadedEncoder, load_encoder
 from momentum2.runs.names import CONFIG, START
-from momentum2.runs.results import PATCHES, PIXELS, RANDOM, STARTED, Settings
+from momentum2.runs.results import PATCHES, PIXELS, RANDOM, STARTED, Settings, recalibrated
 from momentum2.settings import check, config_from_file
 from momentum2.training.device import choose_device
 
@@ -60,6 +60,7 @@ class SubjectOptions:
         device: auto, cpu, cuda, cuda:1, mps.
         threads: CPU threads per process (default: torch's); it affects the last bits of the results.
         seed: Seed of every random choice.
+        recalibrate: Measure the batch-norm statistics again first, on up to 10,000 training images.
     """
 
     data: DataConfig = field(default_factory=lambda: DataConfig(name="none"))
@@ -73,6 +74,7 @@ class SubjectOptions:
     device: str = "auto"
     threads: Annotated[int, Limits(1, 1024)] | None = None
     seed: int = 0
+    recalibrate: bool = False
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,13 @@ def open_subject(
         if options.weights != "given":
             name, floor = subject.floor(options.weights)
             subject = replace(subject, encoder=floor, name=name)
+        if options.recalibrate:
+            if options.weights != "given":
+                raise SettingError(
+                    "recalibrate", f"does not apply to weights {options.weights}. Leave one of them out."
+                )
+            calibrate(network, subject.images, subject.spec, options.seed, device, options.data.workers)
+            subject = replace(subject, name=recalibrated(subject.name))
         yield subject
 
 

@@ -1,6 +1,7 @@
 """One run in detail: confusions, views, settings, and how to run it again."""
 
 import platform
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from momentum2.report.html import data_uri, escape, number, table
 from momentum2.report.learned import Learned, confusion
 from momentum2.runs.handle import Snapshot, differing_settings
 from momentum2.runs.names import CONFIG
+from momentum2.runs.state import read_alphas
 from momentum2.yaml_settings import LARGEST_FILE
 
 _MOST = 20  # classes up to which the whole matrix is shown
@@ -62,6 +64,26 @@ def _matrix(counts: Ints, names: Sequence[str]) -> str:
         "<caption>Rows: the class of an image; columns: the class of its neighbors</caption>"
         f"<thead><tr><td></td>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
+
+
+def norms_part(run: Snapshot) -> str:
+    """The alpha of each norm in the last checkpoint, by name; nothing unless they choose it."""
+    if run.config.method.alpha != "auto":
+        return ""
+    step, found = read_alphas(run.directory)
+    if not found:
+        return ""
+    rows = [
+        (name, *(number(float(value), 3) for value in (alphas.mean(), alphas.min(), alphas.max())))
+        for name, alphas in sorted(found.items(), key=lambda norm: _natural(norm[0]))
+    ]
+    caption = f"α of each norm after {step:,} steps, over its devices"
+    return f"<h3>α by norm</h3>{table(('norm', 'mean', 'smallest', 'largest'), rows, caption)}"
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A key that sorts layer2 before layer10."""
+    return [(int(word), "") if word.isdecimal() else (-1, word) for word in re.split(r"(\d+)", name)]
 
 
 def views_part(run: Snapshot) -> str:

@@ -61,7 +61,7 @@ def write_last_report(run: Path) -> str:
 
 def _report(runs: Sequence[Snapshot], options: ReportOptions) -> str:
     sprites: dict[str, int] = {}  # runs that were shown the same images share the thumbnails
-    maps, learned, views = [], [], []
+    maps, learned, views, norms = [], [], [], []
     for place, run in enumerate(runs):
         found = _or_note(lambda run=run: look(run, options))  # type: ignore[misc]
         seen = isinstance(found, Learned)
@@ -71,7 +71,8 @@ def _report(runs: Sequence[Snapshot], options: ReportOptions) -> str:
         heading = "<h3>Confusions</h3>" if seen else ""
         learned.append(_of_run(place, heading + found))
         views.append(_of_run(place, _or_note(lambda run=run: details.views_part(run))))  # type: ignore[misc]
-    return render(runs, maps, "".join(learned), "".join(views), list(sprites))
+        norms.append(_of_run(place, _or_note(lambda run=run: details.norms_part(run))))  # type: ignore[misc]
+    return render(runs, maps, "".join(learned), "".join(views), list(sprites), norms="".join(norms))
 
 
 def _or_note(make: Callable[[], Any]) -> Any:
@@ -111,6 +112,7 @@ def render(
     views: str,
     sprites: Sequence[str],
     live: dict[str, Any] | None = None,
+    norms: str = "",
 ) -> str:
     """The whole page; `live` has what a page needs that refreshes itself."""
     several = len(runs) > 1
@@ -127,6 +129,7 @@ def render(
         style=_asset("page.css"),
         selector=f'<label>Details of <select id="run">{options}</select></label>' if several else "",
         **moving_parts(runs),
+        norms=norms,
         learned=learned,
         views=views,
         settings=(details.differences(runs) if several else "") + "".join(settings),

@@ -11,7 +11,7 @@ from momentum2.machine import allowed_cores
 from momentum2.recipes import find
 from momentum2.reproduce.rows import Scale, Table
 from momentum2.reproduce.runner import Work
-from momentum2.reproduce.scales import REPULSION, SMALL_BATCH, base, size_flags
+from momentum2.reproduce.scales import REPULSION, base, size_flags
 from momentum2.reproduce.stability import Instrument
 from momentum2.reproduce.stability_page import Study
 from momentum2.reproduce.tables import TABLES
@@ -19,8 +19,6 @@ from momentum2.settings import override
 
 #: What is not a table: the noise of a teacher's targets.
 STABILITY = "stability"
-#: Its length, where none is given: long enough that the network learns, short enough for several seeds.
-STABILITY_EPOCHS: dict[Scale, int] = {"smoke": 1, "cifar": 2}
 INSTRUMENTS: dict[Scale, Instrument] = {
     "smoke": Instrument((0.25, 1.0), (0.5, 0.1), (2, 4, 16), window=5, pool=256, reference=512, draws=3),
     "cifar": Instrument(
@@ -43,9 +41,9 @@ class ReproduceOptions:
         scale: Size of the runs.
         rows: Only these rows: names separated by commas.
         seeds: Seeds separated by commas (default: 0; cifar: 0,1).
-        epochs: Length of the shortest pretraining (default: the scale's; stability: 1, cifar 2).
+        epochs: Length of the shortest pretraining (default: the scale's own).
         loss: paper, or repulsion in the batch without a predictor, which learns faster (not for scale paper).
-        samples: Samples per device, in the scale's batch of 64 (default: 4; not for scale paper).
+        samples: Samples per device, in the scale's batch (default: 4; not for scale paper).
         out: Folder of the runs and tables (default: runs/reproduce/SCALE).
         data: The images to pretrain on; smoke needs none.
         detection_data: COCO or LVIS, for the tables about them.
@@ -120,10 +118,10 @@ def find_study(options: ReproduceOptions) -> Study:
             raise SettingError(name, f"does not apply to {STABILITY}. Leave it out.")
     _check_data(options)
     root = _root(options.data, "data", options.scale != "smoke", "", False)
-    b = base(options.scale, "", options.epochs or STABILITY_EPOCHS[options.scale])
+    b = base(options.scale, "", options.epochs)
     repulsion = options.loss == "repulsion"
     run = b.pretraining(REPULSION if repulsion else {})
-    other = b.epochs != STABILITY_EPOCHS[options.scale]
+    other = b.epochs != base(options.scale, "").epochs
     words = [f"{b.epochs}-epochs"] * other + ["repulsion"] * repulsion
     return Study(
         scale=options.scale,
@@ -160,11 +158,12 @@ def _varied(table: Table, options: ReproduceOptions) -> Table:
     if options.samples is not None:
         if any("train.devices" in row.pretraining.changes for row in table.rows):
             raise SettingError("samples", f"is what the rows of {table.name} differ in. Leave it out.")
-        if SMALL_BATCH % options.samples:
+        batch = base(options.scale, "").batch
+        if batch % options.samples:
             raise SettingError(
-                "samples", f"must divide the batch of {SMALL_BATCH}, and {options.samples} does not."
+                "samples", f"must divide the batch of {batch}, and {options.samples} does not."
             )
-        changes |= size_flags(SMALL_BATCH, options.samples)
+        changes |= size_flags(batch, options.samples)
         words.append(f"{options.samples}-samples")
     return table.varied(changes, tuple(words))
 

@@ -12,14 +12,22 @@ import torch
 
 from momentum2 import __version__
 from momentum2.files import read_json
-from momentum2.reproduce.rows import Row, Table, duration
-from momentum2.reproduce.verdicts import judge
+from momentum2.reproduce.rows import Evaluation, Row, Table, duration
+from momentum2.reproduce.verdicts import Claim, judge
 from momentum2.runs.metrics import read_metrics
 from momentum2.runs.names import METRICS, RESULTS
-from momentum2.runs.results import RANDOM, read_results
+from momentum2.runs.results import read_results
 
 _DIGITS = {"seconds": 3}
-_NAMES = {"top-1": "top-1 %", "top-5": "top-5 %", "kNN": "kNN %", "seconds": "s/iter"}
+_NAMES = {
+    "top-1": "top-1 %",
+    "top-5": "top-5 %",
+    "recalibrated": "recalibrated, top-1 %",
+    "kNN": "kNN %",
+    "seconds": "s/iter",
+}
+#: The columns that verdicts are about.
+ACCURACIES = ("top-1", "recalibrated", "kNN")
 
 
 @dataclass(frozen=True)
@@ -40,16 +48,30 @@ def read_outcome(row: Row, out: Path, seed: int) -> Outcome | None:
     run = row.pretraining.run(out, seed)
     if row.evaluation.detects:
         return _detector(row.detector(out, seed) / RESULTS)
-    found = {
-        entry["network"]: entry
-        for entry in read_results(run / RESULTS).values()
-        if entry["evaluation"] == row.evaluation.result and entry["settings"]["seed"] == seed
-    }
-    entry = found.get(row.evaluation.network or RANDOM)
-    if entry is None:
+    found = [_accuracy(evaluation, run, seed) for evaluation in row.evaluations]
+    accuracies = [accuracy for accuracy in found if accuracy is not None]
+    if len(accuracies) < len(found):
         return None
-    accuracy = {"top-1": float(entry["accuracy"]["top1"]), "top-5": float(entry["accuracy"]["top5"])}
-    return Outcome(accuracy | _watched(run), run / RESULTS)
+    first, *others = accuracies
+    numbers = {"top-1": float(first["top1"]), "top-5": float(first["top5"])} | _watched(run)
+    more = {column: float(a["top1"]) for column, a in zip(row.also, others, strict=True)}
+    return Outcome(numbers | more, run / RESULTS)
+
+
+def is_evaluated(row: Row, evaluation: Evaluation, out: Path, seed: int) -> bool:
+    """Whether an evaluation of a row has been made with a seed."""
+    if evaluation.detects:
+        return (row.detector(out, seed) / RESULTS).exists()
+    return _accuracy(evaluation, row.pretraining.run(out, seed), seed) is not None
+
+
+def _accuracy(evaluation: Evaluation, run: Path, seed: int) -> dict[str, Any] | None:
+    """What an evaluation of a run found, or None if it has not been made."""
+    for entry in read_results(run / RESULTS).values():
+        made = (entry["evaluation"], entry["network"], entry["settings"]["seed"])
+        if made == (evaluation.result, evaluation.subject, seed):
+            return dict(entry["accuracy"])
+    return None
 
 
 def _detector(path: Path) -> Outcome | None:
@@ -75,14 +97,14 @@ def _watched(run: Path) -> dict[str, float]:
 
 
 def collect(
-    table: Table, out: Path, seconds: dict[str, float] | None, commands: Callable[[Row, int], list[str]]
+    table: Table, out: Path, seconds: dict[str, list[float]] | None, commands: Callable[[Row, int], list[str]]
 ) -> dict[str, Any]:
     """All that is known so far, as it is written to TABLE.json.
 
     Args:
         table: The table.
         out: Where its runs are.
-        seconds: Seconds per iteration by the name of the pretraining, as measured in turns; None for those of the runs.
+        seconds: Seconds per iteration, turn by turn, by the name of the pretraining; None for those of the runs.
         commands: The commands of a row with a seed, as text.
     """
     rows: list[dict[str, Any]] = []
@@ -95,9 +117,9 @@ def collect(
         columns = {
             name: [o.numbers[name] for o in outcomes.values() if name in o.numbers] for name in table.columns
         }
+        turns = (seconds or {}).get(row.pretraining.name, [])
         if seconds is not None and "seconds" in columns:
-            name = row.pretraining.name
-            columns["seconds"] = [seconds[name]] if name in seconds else []
+            columns["seconds"] = [median(turns)] if turns else []
         rows.append(
             {
                 "row": row.key,
@@ -119,6 +141,7 @@ def collect(
                     }
                     for seed, found in outcomes.items()
                 ],
+                "turns": [float(f"{turn:.4g}") for turn in turns],
             }
         )
     return {
@@ -157,8 +180,11 @@ def _verdicts(table: Table, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for claim in table.claims:
         better, other = by_key[claim.better], by_key[claim.other]
         first, second = ({s["seed"]: s["numbers"] for s in row["seeds"]} for row in (better, other))
+        if claim.cost:
+            found.append(_cost(claim, better, other))
+            continue
         entry: dict[str, Any] = {**asdict(claim), "paper": _effect(better["paper"], other["paper"])}
-        for column in ("top-1", "kNN"):
+        for column in ACCURACIES:
             pairs = [
                 first[seed][column] - second[seed][column]
                 for seed in sorted(first.keys() & second.keys())
@@ -168,6 +194,18 @@ def _verdicts(table: Table, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 entry[column] = asdict(judge(pairs, claim.margin))
         found.append(entry)
     return found
+
+
+def _cost(claim: Claim, better: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """What is known of a claim about time: the share of a step that is saved, in percent, turn by turn."""
+
+    def saved(first: float, second: float) -> float:
+        return 100 * (1 - first / second)
+
+    times = better["paper"].get("seconds"), other["paper"].get("seconds")
+    entry = {**asdict(claim), "paper": round(saved(*times), 2) if None not in times else None}
+    turns = [saved(*pair) for pair in zip(better["turns"], other["turns"], strict=False)]  # or one has none
+    return entry | ({"seconds": asdict(judge(turns, claim.margin))} if turns else {})
 
 
 def _effect(better: dict[str, float], other: dict[str, float]) -> float | None:
@@ -181,16 +219,22 @@ def _seeds(runs: Path) -> list[int]:
     return sorted(int(name.removeprefix("seed-")) for name in names if re.fullmatch(r"seed-\d+", name))
 
 
-def _floors(out: Path, table: Table) -> dict[str, float]:
-    """top-1 of random initialization and raw pixels, which are measured with one run and hold for all on its data."""
-    linear = {row.evaluation.result for row in table.rows if row.evaluation.verb == "evaluate linear"}
+def _floors(out: Path, table: Table) -> dict[str, dict[str, float]]:
+    """What needs no training, by column: it is measured with one run and holds for all on its data."""
+    columns = {
+        evaluation.result: column
+        for row in table.rows
+        for column, evaluation in {"top-1": row.evaluation, **row.also}.items()
+        if evaluation.verb.startswith("evaluate") and not evaluation.recalibrate
+    }
     recipes = {row.pretraining.name.split()[0] for row in table.rows}
-    floors: dict[str, float] = {}
+    floors: dict[str, dict[str, float]] = {}
     for path in sorted(out.glob(f"runs/*/*/{RESULTS}")):
         recipe = path.parent.parent.name.split(",")[0]
         for entry in read_results(path).values():
-            if entry["evaluation"] in linear and recipe in recipes:
-                floors |= entry["floors"]
+            if entry["evaluation"] in columns and recipe in recipes:
+                for name, top1 in entry["floors"].items():
+                    floors.setdefault(name, {})[columns[entry["evaluation"]]] = top1
     return floors
 
 
@@ -219,8 +263,8 @@ def markdown(found: dict[str, Any]) -> str:
             lines.append([label, *cells, str(len(row["seeds"])), *theirs])
         else:
             lines.append([label, *[""] * len(measured), "cited", *theirs])
-    for name, top1 in found["floors"].items():
-        cells = [_cell(2, top1, None) if c == "top-1" else "" for c in measured]
+    for name, by_column in found["floors"].items():
+        cells = [_cell(2, by_column[c], None) if c in by_column else "" for c in measured]
         lines.append([f"*{name}*", *cells, *[""] * (len(head) - 1 - len(cells))])
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     below = "".join(f"\n{_mark(i)} {note}\n" for i, note in enumerate(notes))
@@ -231,28 +275,28 @@ def markdown(found: dict[str, Any]) -> str:
 
 def verdict_table(verdicts: list[dict[str, Any]]) -> str:
     """The claims that something is known of: effects in points with their 95% intervals, seed by seed."""
-    lines = [
-        ["claim", "paper", "linear", "verdict", "kNN", "verdict", "seeds", "visible"],
-        ["---", "---:", "---:", "---", "---:", "---", "---:", "---:"],
-    ]
+    columns = [c for c in (*ACCURACIES, "seconds") if any(c in verdict for verdict in verdicts)]
+    words = {"top-1": "linear", "seconds": "time saved, %"}
+    head = ["claim", "paper", *(w for c in columns for w in (words.get(c, c), "verdict")), "seeds", "visible"]
+    lines = [head, ["---", "---:", *["---:", "---"] * len(columns), "---:", "---:"]]
     for verdict in verdicts:
-        known = [verdict.get(column) for column in ("top-1", "kNN")]
+        known = [verdict.get(column) for column in columns]
         if not any(known):
             continue
         cells = [verdict["words"], "–" if verdict["paper"] is None else f"{verdict['paper']:+.1f}"]
         for v in known:
             spread = "" if v is None or v["interval"] is None else f" ± {v['interval']:.1f}"
             cells += ["–", "–"] if v is None else [f"{v['effect']:+.1f}{spread}", v["word"]]
-        seeds = ["–" if v is None else str(v["seeds"]) for v in known]
-        visible = ["–" if v is None or v["visible"] is None else f"{v['visible']:.1f}" for v in known]
+        seeds = [str(v["seeds"]) for v in known if v is not None]
+        visible = ["–" if v["visible"] is None else f"{v['visible']:.1f}" for v in known if v is not None]
         cells += [" / ".join(dict.fromkeys(seeds)), " / ".join(visible)]
         lines.append(cells)
     if len(lines) == 2:
         return ""
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return (
-        f"\n{text}\n\nEffects are points of top-1: the mean over seeds with its 95% interval. *Visible* is the "
-        "smallest effect, linear and by kNN, that this number of seeds finds four times in five.\n"
+        f"\n{text}\n\nEffects are points of top-1: the mean over seeds with its 95% interval; of time saved, over "
+        "turns. *Visible* is the smallest effect, in the order of the columns, that so many find four times in five.\n"
     )
 
 
@@ -304,8 +348,9 @@ def plot(found: dict[str, Any], path: Path) -> bool:
         for axes in theirs:
             if column in r["paper"]:
                 axes.plot([r["paper"][column]], [y], "D", color="#b5560f")
-    if found["floors"] and column == "top-1":  # the one that is harder to beat
-        name, value = max(found["floors"].items(), key=lambda floor: floor[1])
+    floors = {name: by_column[column] for name, by_column in found["floors"].items() if column in by_column}
+    if floors:  # the one that is harder to beat
+        name, value = max(floors.items(), key=lambda floor: floor[1])
         ours.axvline(value, linestyle="--", color="#777777", label=name)
         figure.legend(loc="outside lower left", fontsize="small", frameon=False)
     ours.set_yticks(list(places), [r["label"] for r in rows])

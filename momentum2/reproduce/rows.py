@@ -9,11 +9,15 @@ from momentum2.config import Network
 from momentum2.evaluate.protocols import ProtocolName
 from momentum2.recipes import find
 from momentum2.reproduce.verdicts import Claim
+from momentum2.runs.results import RANDOM, recalibrated
 
 Scale = Literal["smoke", "cifar", "paper"]
 Flags = Mapping[str, object]  # overrides, by the names of the config's fields
 Numbers = Mapping[str, float]  # by column: {"top-1": 88.18, "seconds": 0.25}
 
+
+#: The evaluations that measure floors unless they are told not to.
+_WITH_FLOORS = ("evaluate linear", "evaluate knn")
 
 _OLD = {
     "devices": "virtual_devices",
@@ -89,12 +93,13 @@ class Evaluation:
     """What is done with a pretrained encoder.
 
     Args:
-        verb: The command: `evaluate linear`, `evaluate semi` or `detect`.
+        verb: The command: `evaluate linear`, `evaluate knn`, `evaluate semi` or `detect`.
         options: What follows RUN.
         result: Its name in results.json.
         network: Whose encoder it is; None where the network starts from random initialization instead.
         protocol: That of a linear evaluation.
         detectron2: The config of the same detector in an export for detectron2, where there is one.
+        recalibrate: Whether the batch-norm statistics are measured again first.
     """
 
     verb: str
@@ -103,6 +108,13 @@ class Evaluation:
     network: Network | None
     protocol: ProtocolName | Literal["cached"] | None = None
     detectron2: str | None = None
+    recalibrate: bool = False
+
+    @property
+    def subject(self) -> str:
+        """The name of its network in results.json."""
+        name = self.network or RANDOM
+        return recalibrated(name) if self.recalibrate else name
 
     @property
     def scratch(self) -> bool:
@@ -123,7 +135,9 @@ class Evaluation:
             words += ["--data.root", root] if root else []
             words += ["--init", "random"] if self.scratch else []
             return [*words, "--train.seed", str(seed), "--out", str(out)]
-        words += ["--floors", "false"] if self.verb == "evaluate linear" and not floors else []
+        words += ["--recalibrate", "true"] if self.recalibrate else []
+        floors = floors and not self.recalibrate  # which have none to measure again
+        words += ["--floors", "false"] if self.verb in _WITH_FLOORS and not floors else []
         words += ["--weights", "random"] if self.scratch else []
         return [*words, "--seed", str(seed)]
 
@@ -137,6 +151,7 @@ class Row:
         label: What it is, as the table says it.
         pretraining: How the encoder is made (for one from scratch: whose architecture it has).
         evaluation: How it is measured.
+        also: Further columns, each the top-1 of another evaluation of the same encoder.
         paper: The paper's numbers, where this row has any.
         note: A footnote about them.
     """
@@ -147,6 +162,12 @@ class Row:
     evaluation: Evaluation
     paper: Numbers = field(default_factory=dict)
     note: str | None = None
+    also: Mapping[str, Evaluation] = field(default_factory=dict)
+
+    @property
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """All of them."""
+        return (self.evaluation, *self.also.values())
 
     def detector(self, out: Path, seed: int) -> Path:
         """The run directory of a row that fine-tunes a detector."""
@@ -193,7 +214,7 @@ class Table:
     title: str
     question: str
     rows: tuple[Row, ...]
-    columns: tuple[str, ...] = ("top-1", "kNN", "seconds")
+    columns: tuple[str, ...] = ("top-1", "recalibrated", "kNN", "seconds")
     epochs: int | None = None
     cited: tuple[Cited, ...] = ()
     claims: tuple[Claim, ...] = ()

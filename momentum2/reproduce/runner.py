@@ -23,8 +23,8 @@ from types import FrameType
 from momentum2.errors import SettingError, Stopped, UserError
 from momentum2.files import append, read, read_json, write_whole
 from momentum2.recipes import CLUSTER, MACHINE, find
-from momentum2.reproduce.outcome import collect, markdown, plot, read_outcome
-from momentum2.reproduce.rows import Pretraining, Row, Table
+from momentum2.reproduce.outcome import collect, is_evaluated, markdown, plot, read_outcome
+from momentum2.reproduce.rows import Evaluation, Pretraining, Row, Table
 from momentum2.runs.directory import check_config
 from momentum2.runs.names import CONFIG, ENCODER
 from momentum2.settings import override
@@ -70,10 +70,10 @@ class Work:
     def pretrain(self, run: Pretraining, seed: int) -> list[str]:
         return run.command(self.out, seed, self.root)
 
-    def evaluate(self, row: Row, seed: int) -> list[str]:
+    def evaluate(self, row: Row, evaluation: Evaluation, seed: int) -> list[str]:
         run, detector = row.pretraining.run(self.out, seed), row.detector(self.out, seed)
         floors = row.key == self.keys[0] and seed == self.seeds[0]  # they are the same for all
-        return row.evaluation.command(run, detector, seed, floors, self.detection_root)
+        return evaluation.command(run, detector, seed, floors, self.detection_root)
 
     def nodes(self, run: Pretraining) -> int:
         """Machines of 8 GPUs that give each of its devices a GPU of its own, as in the paper."""
@@ -99,7 +99,7 @@ def commands(work: Work) -> list[str]:
     lines = []
     for run, seed, rows in work.groups():
         lines.append(work.text(work.pretrain(run, seed), work.nodes(run)))
-        lines += [work.text(work.evaluate(row, seed)) for row in rows]
+        lines += [work.text(work.evaluate(row, e, seed)) for row in rows for e in row.evaluations]
     return lines + _on_detectron2(work)
 
 
@@ -177,7 +177,8 @@ def write_table(work: Work) -> str:
 
     def texts(row: Row, seed: int) -> list[str]:
         run = row.pretraining
-        return [work.text(work.pretrain(run, seed), work.nodes(run)), work.text(work.evaluate(row, seed))]
+        evaluations = [work.text(work.evaluate(row, e, seed)) for e in row.evaluations]
+        return [work.text(work.pretrain(run, seed), work.nodes(run)), *evaluations]
 
     seconds = _read_seconds(work) if work.processes else None
     found = collect(work.table, work.out, seconds, texts)
@@ -278,9 +279,11 @@ def _run_group(work: Work, run: Pretraining, seed: int, rows: list[Row], childre
         worked = True
         _command(work, work.pretrain(run, seed), work.nodes(run), directory.with_suffix(".log"), children)
     for row in rows:
-        if read_outcome(row, work.out, seed) is None:
-            worked = True
-            _command(work, work.evaluate(row, seed), 1, directory.with_suffix(".log"), children)
+        for evaluation in row.evaluations:
+            if not is_evaluated(row, evaluation, work.out, seed):
+                worked = True
+                words = work.evaluate(row, evaluation, seed)
+                _command(work, words, 1, directory.with_suffix(".log"), children)
         found = read_outcome(row, work.out, seed)
         if found is None:
             raise UserError(f"{row.label} ended without a result. See {directory.with_suffix('.log')}.")
@@ -328,8 +331,8 @@ def _measure_seconds(work: Work, children: _Children) -> None:
         raise Stopped
     if code:
         raise UserError(f"Measuring the seconds per iteration failed. The log is {log}.")
-    measured = dict(zip(finished, read_json(new), strict=True))
-    write_whole(path, (json.dumps(_read_seconds(work) | measured, indent=1) + "\n").encode())
+    measured = dict(zip(finished, read_json(new), strict=True))  # all of them: turns are compared
+    write_whole(path, (json.dumps(measured) + "\n").encode())
     new.unlink()
 
 
@@ -341,7 +344,8 @@ def _seconds_file(work: Work) -> Path:
     return work.out / f"{work.table.stem}.seconds.json"
 
 
-def _read_seconds(work: Work) -> dict[str, float]:
-    """Seconds per iteration by the name of the pretraining, where they have been measured."""
+def _read_seconds(work: Work) -> dict[str, list[float]]:
+    """Seconds per iteration, turn by turn, by the name of the pretraining, where they have been measured."""
     path = _seconds_file(work)
-    return dict(read_json(path)) if path.exists() else {}
+    found = dict(read_json(path)) if path.exists() else {}
+    return {name: turns for name, turns in found.items() if isinstance(turns, list)}  # not 0.1's medians

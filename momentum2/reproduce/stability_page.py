@@ -182,7 +182,7 @@ def summarize(settings: dict[str, Any], seeds: list[dict[str, Any]]) -> dict[str
     return {"title": title, "settings": settings, "points": _rounded(points), "seeds": seeds}
 
 
-def _name(point: Mapping[str, Any]) -> str:
+def named(point: Mapping[str, Any]) -> str:
     """The norm of a point in words."""
     norm, alpha = point["norm"], point["alpha"]
     names = {"local": "BN", "synced": f"synced BN ({point['samples']})", "ema": "EMAN"}
@@ -219,15 +219,15 @@ def markdown(found: Mapping[str, Any]) -> str:
             f"All errors, at {own} samples per device:",
             _table(
                 ["", *_PARTS, "signal", "age"],
-                ([_name(p), *_errors(p)] for p in points if p["norm"] in _WHOLE or p["samples"] == own),
+                ([named(p), *_errors(p)] for p in points if p["norm"] in _WHOLE or p["samples"] == own),
             ),
         ]
     return "\n\n".join(parts) + "\n"
 
 
 def _by_samples(points: list[dict[str, Any]], samples: list[int]) -> Iterable[list[str]]:
-    for name in dict.fromkeys(_name(p) for p in points):
-        same = [p for p in points if _name(p) == name]
+    for name in dict.fromkeys(named(p) for p in points):
+        same = [p for p in points if named(p) == name]
         cells = {p["samples"]: _cell(p, "noise") for p in same}
         whole = same[0]["norm"] in _WHOLE
         yield [name, *(next(iter(cells.values())) if whole else cells.get(n, "") for n in samples)]
@@ -310,8 +310,8 @@ def _against_samples(found: Mapping[str, Any], figure_class: Any) -> Any:
     panels = figure.subplots(2, len(shares), sharex=True, sharey="row", squeeze=False)
     for column, share in zip(panels.T, shares, strict=True):
         points = [p for p in found["points"] if p["share"] == share and p["norm"] != "scheduled"]
-        for number, name in enumerate(dict.fromkeys(_name(p) for p in points)):
-            same = [p for p in points if _name(p) == name]
+        for number, name in enumerate(dict.fromkeys(named(p) for p in points)):
+            same = [p for p in points if named(p) == name]
             for axes, part in zip(column, ("noise", "sum"), strict=True):
                 values = [p["mean"][part] for p in same]
                 if same[0]["norm"] in _WHOLE:

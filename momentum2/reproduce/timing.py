@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 -m momentum2.reproduce.timing seconds.json A/config.yaml B/config.yaml
 
-A busy machine slows all of them alike, so that their ratios hold; each figure is a median.
+A busy machine slows all of them alike, so that their ratios hold. What is written has a list of turns for each config.
 """
 
 import json
@@ -11,7 +11,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 from momentum2 import distributed
 from momentum2.distributed.together import joined
@@ -25,8 +24,8 @@ REPEATS = 15
 _IMAGES = 1_000_000  # the length of the schedule, which takes no time
 
 
-def measure(configs: list[Path], repeats: int = REPEATS) -> list[float]:
-    """Median seconds of an optimizer step of each config."""
+def measure(configs: list[Path], repeats: int = REPEATS) -> list[list[float]]:
+    """Seconds of an optimizer step of each config, turn by turn."""
     keep_large_blocks()
     read = [config_from_file(path) for path in configs]
     read = [replace(config, train=replace(config.train, threads=1)) for config in read]
@@ -43,7 +42,7 @@ def measure(configs: list[Path], repeats: int = REPEATS) -> list[float]:
                 step(k)
                 distributed.barrier()
                 times.append(time.perf_counter() - start)
-    return [median(times[2:]) for times in seconds]  # the first two warm up
+    return [times[2:] for times in seconds]  # the first two warm up
 
 
 if __name__ == "__main__":

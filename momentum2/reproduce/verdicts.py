@@ -32,13 +32,15 @@ class Claim:
         words: The claim.
         better: The key of the row that is claimed to be better, or as good.
         other: The key of the row it is compared with.
-        margin: None for "better". For "as good as": points that it may be behind.
+        margin: None for "better". For "as good as": points, or percent of the time, that it may be behind.
+        cost: Whether it is about the time of a step instead of the accuracy.
     """
 
     words: str
     better: str
     other: str
     margin: float | None = None
+    cost: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Verdict:
     """A claim as seeds have it, in points.
 
     Args:
-        seeds: Number of pairs.
+        seeds: Number of pairs: seeds, or turns of a clock.
         effect: How far the better row is ahead, in the mean.
         interval: Half of the 95% interval of the effect; None with one seed.
         visible: The smallest effect that would have been found four times in five; None with one seed.

@@ -77,6 +77,11 @@ class Result:
         return f"{self.evaluation} | {self.data} | {self.network}"
 
 
+def recalibrated(network: str) -> str:
+    """What a network with batch-norm statistics that were measured again is called in results."""
+    return f"{network}, recalibrated"
+
+
 def below_floors(top1: float, floors: Mapping[str, float]) -> str:
     """A sentence that names the floors above `top1`, the highest first; empty if there is none."""
     above = sorted(((value, name) for name, value in floors.items() if value > top1), reverse=True)

@@ -1,6 +1,7 @@
 """The tensors of a run, by the names that they have in its checkpoints."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +9,8 @@ from torch import Tensor, nn
 from momentum2 import distributed
 from momentum2.errors import UserError
 from momentum2.norms import MomentumBatchNorm
-from momentum2.runs.checkpoint import Checkpoint
+from momentum2.runs.checkpoint import Checkpoint, Checkpoints, Damaged, parse_tensors, read_files
+from momentum2.runs.names import CHECKPOINTS
 
 
 def collect(
@@ -38,6 +40,25 @@ def _rows(norm: MomentumBatchNorm) -> dict[str, Tensor]:
 
 def _with_history(method: nn.Module) -> Iterator[tuple[str, MomentumBatchNorm]]:
     return ((name, m) for name, m in method.named_modules() if isinstance(m, MomentumBatchNorm))
+
+
+def read_alphas(run: Path) -> tuple[int, dict[str, Tensor]]:
+    """The step of a run's last checkpoint, and the alpha of each norm that chooses it: (D,) by the norm's name."""
+    checkpoints = Checkpoints(run / CHECKPOINTS, keep=1, config_hash="")
+    steps = checkpoints.steps()
+    if not steps:
+        raise UserError(f"{run} has no checkpoint yet.")
+    path = checkpoints.path(steps[-1])
+    try:
+        _, devices = parse_tensors(read_files(path))
+    except Damaged as damage:
+        raise UserError(f"{path} is corrupt ({damage}). Choose another run.") from None
+    ending = ".alpha"
+    return steps[-1], {
+        name.removeprefix("method/").removesuffix(ending): rows.flatten()
+        for name, rows in devices.items()
+        if name.endswith(ending)
+    }
 
 
 def restore(method: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:

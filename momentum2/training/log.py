@@ -65,16 +65,18 @@ class Meter:
     def restart(self) -> None:
         """Leave out the time up to now: it was not spent on steps."""
         self.start, self.steps, self.images, self.waited = time.perf_counter(), 0, 0, 0.0
+        self.cpu = time.process_time()
 
     def count(self, images: int, waited: float) -> None:
         self.steps, self.images, self.waited = self.steps + 1, self.images + images, self.waited + waited
 
     def read(self) -> dict[str, float]:
-        """images_per_second, step_time and data_wait (a fraction) since the last call."""
+        """images_per_second, step_time, cpu_time (of a step) and data_wait (a fraction) since the last call."""
         seconds = max(time.perf_counter() - self.start, 1e-9)
         values = {
             "images_per_second": self.images / seconds,
             "step_time": seconds / max(self.steps, 1),
+            "cpu_time": (time.process_time() - self.cpu) / max(self.steps, 1),
             "data_wait": self.waited / seconds,
         }
         self.restart()

@@ -195,3 +195,25 @@ def test_data_that_cannot_be_used_is_one_sentence(
         (tmp_path / "pictures" / "test").mkdir()
     with open_subject(run, replace(ONE, data=data)) as subject, pytest.raises(UserError, match=sentence):
         subject.labeled  # noqa: B018  (reading it is what fails)
+
+
+def test_statistics_that_are_measured_again_are_those_of_the_training_images(run: Path):
+    with open_subject(run, ONE) as before, open_subject(run, replace(ONE, recalibrate=True)) as after:
+        assert (before.name, after.name) == ("teacher", "teacher, recalibrated")
+        kept, again = before.encoder.state_dict(), after.encoder.state_dict()
+        changed = {name for name in kept if not torch.equal(kept[name], again[name])}
+        assert changed == {name for name in kept if "running_" in name or "num_batches" in name}
+        seen: list[Tensor] = []
+        first = next(m for m in after.encoder.modules() if isinstance(m, nn.BatchNorm2d))
+        hook = first.register_forward_pre_hook(lambda norm, inputs: seen.append(inputs[0]))
+        after.features(after.labeled.train)
+        hook.remove()
+        values = torch.cat(seen).double()
+        assert len(values) == 184
+        torch.testing.assert_close(first.running_mean.double(), values.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(first.running_var.double(), values.var((0, 2, 3), correction=0))
+    with (
+        pytest.raises(UserError, match=r"^recalibrate does not apply to weights pixels"),
+        open_subject(run, replace(ONE, recalibrate=True, weights="pixels")),
+    ):
+        pass

@@ -3,12 +3,16 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
+from momentum2.api import pretrain
 from momentum2.errors import UserError
 from momentum2.report import ReportOptions, write_last_report, write_report
+from momentum2.settings import config_from_file
 
 
 def copy(run: Path, to: Path) -> Path:
@@ -122,3 +126,33 @@ def test_nothing_that_goes_wrong_fails_the_run(tmp_path: Path, run: Path, monkey
     assert write_last_report(other).startswith("Report: ")
     monkeypatch.setattr("momentum2.report.page.write_report", lambda runs: 1 / 0)
     assert write_last_report(other).startswith("No report (ZeroDivisionError: ")
+
+
+def test_norms_that_choose_alpha_are_listed_with_it(run: Path, tmp_path: Path):
+    other = copy(run, tmp_path / "run")
+    assert "α by norm" not in write_report([other]).read_text(encoding="utf-8")
+
+    config = config_from_file(run / "config.yaml")
+    method = replace(config.method, alpha="auto")
+    train = replace(config.train, devices=4)
+    pretrain(replace(config, method=method, train=train), tmp_path / "auto")
+    (*_, last) = sorted((tmp_path / "auto" / "checkpoints").iterdir())
+    rows = load_file(last / "devices.safetensors")
+    alphas = {name: rows[name].tolist() for name in rows if name.endswith(".alpha")}
+    assert len(alphas) > 10
+    page = write_report([tmp_path / "auto"]).read_text(encoding="utf-8")
+    part = page.partition("<h3>α by norm</h3>")[2].partition("</section>")[0]
+    assert "after 4 steps" in part
+    found = re.findall(r'<tr><th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>', part)
+    names = [name for name, *_ in found]
+    assert {f"method/{name}.alpha" for name in names} == set(alphas)
+    assert names[0].endswith("encoder.bn1")
+    assert names[-1].startswith("teacher.network.projector")
+    for name, *numbers in found:
+        flat = [value for (value,) in alphas[f"method/{name}.alpha"]]
+        assert len(flat) == 4
+        expected = sum(flat) / 4, min(flat), max(flat)
+        assert [float(n) for n in numbers] == pytest.approx(expected, rel=0.006)
+
+    shutil.rmtree(tmp_path / "auto" / "checkpoints")
+    assert any("has no checkpoint yet" in line for line in notes(write_report([tmp_path / "auto"])))

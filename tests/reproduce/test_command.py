@@ -18,6 +18,7 @@ import pytest
 from momentum2.cli import main
 from momentum2.errors import UserError
 from momentum2.reproduce import runner
+from momentum2.runs.results import read_results
 
 ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1")
 
@@ -70,7 +71,7 @@ def test_a_killed_row_goes_on_and_a_finished_one_is_not_run_again(tmp_path: Path
     environment = ENVIRONMENT | {"PYTHON_EXEC": str(no_python)}
     words = command(warm_python, out)
     with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as second:
-        wait_for((run / "results.json").exists, second)
+        wait_for(lambda: len(read_results(run / "results.json")) == 3, second)
         second.terminate()  # before the seconds are measured: the row itself is finished
         said, _ = second.communicate()
     assert second.returncode == os.EX_TEMPFAIL

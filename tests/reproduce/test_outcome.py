@@ -7,12 +7,32 @@ from statistics import mean, stdev
 import pytest
 
 from momentum2.reproduce import TABLES, Scale
-from momentum2.reproduce.outcome import collect, markdown, plot, read_outcome
+from momentum2.reproduce.outcome import collect, is_evaluated, markdown, plot, read_outcome
 from momentum2.reproduce.runner import Work, write_table
 
 TABLE = TABLES["bn-statistics"]("cifar")
 TOP1 = {0: 51.25, 1: 53.75}
 REST = {"low": 0.0, "high": 100.0, "images": 10}
+
+
+def results(seed: int, top1: float, recalibrated: float, knn: float, floors: dict[str, float]) -> dict:
+    """The entries of a row that is finished."""
+
+    def entry(evaluation: str, network: str, value: float, floors: dict[str, float]) -> dict:
+        return {
+            "evaluation": evaluation,
+            "data": "cifar test",
+            "network": network,
+            "accuracy": {"top1": value, "top5": 90.0, **REST},
+            "settings": {"seed": seed},
+            "floors": floors,
+        }
+
+    return {
+        "ours": entry("linear cached", "teacher", top1, floors),
+        "again": entry("linear cached", "teacher, recalibrated", recalibrated, {}),
+        "knn": entry("knn", "teacher", knn, {name: value - 1 for name, value in floors.items()}),
+    }
 
 
 @pytest.fixture
@@ -22,34 +42,33 @@ def out(tmp_path: Path) -> Path:
         for seed in seeds:
             run = row.pretraining.run(tmp_path, seed)
             run.mkdir(parents=True)
-            entry = {
-                "evaluation": "linear cached",
-                "data": "cifar test",
-                "network": "teacher",
-                "accuracy": {"top1": TOP1[seed], "top5": 90.0, **REST},
-                "settings": {"seed": seed},
-                "floors": {"raw pixels": 40.0} if row is TABLE.rows[0] else {},
-            }
-            baseline = {**entry, "network": "raw pixels", "accuracy": {"top1": 40.0, "top5": 85.0, **REST}}
+            found = results(
+                seed, TOP1[seed], 55.0, 45.0, {"raw pixels": 40.0} if row is TABLE.rows[0] else {}
+            )
+            accuracy = {"top1": 40.0, "top5": 85.0, **REST}
+            baseline = {**found["ours"], "network": "raw pixels", "accuracy": accuracy}
             if row is not TABLE.rows[2]:
-                (run / "results.json").write_text(json.dumps({"floor": baseline, "ours": entry}))
-            lines = [
-                {"step": 0, "knn_top1": 25.0},
-                *({"step": k, "step_time": 0.1 * k} for k in (1, 2, 9)),
-                {"step": 9, "knn_top1": 45.0},
-            ]
+                (run / "results.json").write_text(json.dumps({"floor": baseline, **found}))
+            lines = [{"step": k, "step_time": 0.1 * k} for k in (1, 2, 9)]
             (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return tmp_path
 
 
-def found(out: Path, seconds: dict[str, float] | None = None) -> dict:
+def found(out: Path, seconds: dict[str, list[float]] | None = None) -> dict:
     return collect(TABLE, out, seconds, lambda row, seed: ["momentum2 ..."])
 
 
 def test_numbers_are_those_of_the_run(out: Path):
     outcome = read_outcome(TABLE.rows[0], out, 1)
     assert outcome is not None
-    assert outcome.numbers == {"top-1": 53.75, "top-5": 90.0, "kNN": 45.0, "seconds": pytest.approx(0.2)}
+    seconds = pytest.approx(0.2)
+    assert outcome.numbers == {
+        "top-1": 53.75,
+        "top-5": 90.0,
+        "recalibrated": 55.0,
+        "kNN": 45.0,
+        "seconds": seconds,
+    }
     assert read_outcome(TABLE.rows[1], out, 1) is None
     assert read_outcome(TABLE.rows[2], out, 0) is None
 
@@ -67,6 +86,16 @@ def test_a_result_of_another_seed_or_network_is_not_this_rows(out: Path):
     assert read_outcome(TABLE.rows[0], out, 0) is None
 
 
+def test_a_row_is_finished_with_its_last_evaluation(out: Path):
+    row = TABLE.rows[0]
+    path = row.pretraining.run(out, 0) / "results.json"
+    entries = json.loads(path.read_text())
+    del entries["again"]
+    path.write_text(json.dumps(entries))
+    assert read_outcome(row, out, 0) is None
+    assert [is_evaluated(row, each, out, 0) for each in row.evaluations] == [True, False, True]
+
+
 def test_mean_and_spread_are_over_the_seeds_that_are_there(out: Path):
     first, second, third, *_ = found(out)["rows"]
     assert first["mean"]["top-1"] == pytest.approx(mean(TOP1.values()))
@@ -79,7 +108,7 @@ def test_mean_and_spread_are_over_the_seeds_that_are_there(out: Path):
 
 
 def test_seconds_measured_in_turns_are_never_mixed_with_those_of_the_runs(out: Path):
-    rows = found(out, {TABLE.rows[0].pretraining.name: 0.125})["rows"]
+    rows = found(out, {TABLE.rows[0].pretraining.name: [0.125, 0.25, 0.0625]})["rows"]
     assert rows[0]["mean"]["seconds"] == 0.125
     assert "seconds" not in rows[1]["mean"]
     assert all("seconds" not in seed["numbers"] for row in rows for seed in row["seeds"])
@@ -89,20 +118,18 @@ def test_seconds_measured_in_turns_are_never_mixed_with_those_of_the_runs(out: P
 def test_markdown_shows_the_paper_beside_us(out: Path):
     lines = markdown(found(out)).splitlines()
     (row,) = [line for line in lines if line.startswith("| student Synced BN, teacher Synced BN")]
-    assert (
-        row
-        == "| student Synced BN, teacher Synced BN | 52.50 ± 1.77 | 45.00 ± 0.00 | 0.200 ± 0.000 | 2 | 88.06 | 1.10 |"
-    )
+    numbers = "52.50 ± 1.77 | 55.00 ± 0.00 | 45.00 ± 0.00 | 0.200 ± 0.000"
+    assert row == f"| student Synced BN, teacher Synced BN | {numbers} | 2 | 88.06 | 1.10 |"
     (missing,) = [line for line in lines if line.startswith("| student BN, teacher BN |")]
-    assert missing == "| student BN, teacher BN | – | – | – | 0 | 84.16 | 0.24 |"
-    assert any(line.startswith("| *raw pixels* | 40.00 |") for line in lines)
+    assert missing == "| student BN, teacher BN | – | – | – | – | 0 | 84.16 | 0.24 |"
+    assert any(line.startswith("| *raw pixels* | 40.00 |  | 39.00 |") for line in lines)
 
 
 @pytest.mark.parametrize(
     ("name", "scale", "epochs", "text"),
     [
-        ("bn-statistics", "cifar", None, "Scale: cifar, 20 epochs."),
-        ("bn-statistics", "cifar", 1, "Scale: cifar, 1 epoch."),
+        ("bn-statistics", "cifar", None, "Scale: cifar, 1 epoch."),
+        ("bn-statistics", "cifar", 4, "Scale: cifar, 4 epochs."),
         ("bn-statistics", "paper", None, "Scale: paper, 400 epochs."),
         ("linear", "cifar", 3, "Scale: cifar, 3 epochs, 10 epochs."),
     ],
@@ -176,7 +203,7 @@ def test_floors_of_other_data_are_not_this_tables(out: Path):
     mine = json.loads((TABLE.rows[0].pretraining.run(out, 0) / "results.json").read_text())
     mine["ours"]["floors"] = {"raw pixels": 99.0}
     (other / "results.json").write_text(json.dumps(mine))
-    assert found(out)["floors"] == {"raw pixels": 40.0}
+    assert found(out)["floors"] == {"raw pixels": {"top-1": 40.0, "kNN": 39.0}}
 
 
 def test_a_copied_run_and_a_table_without_results_are_no_obstacle(out: Path):
@@ -189,7 +216,7 @@ def test_a_copied_run_and_a_table_without_results_are_no_obstacle(out: Path):
 
 def test_seconds_without_results_are_no_row_of_the_plot(out: Path):
     pytest.importorskip("matplotlib", reason="plots need the reproduce extra")
-    seconds = {row.pretraining.name: 0.1 for row in TABLE.rows}
+    seconds = {row.pretraining.name: [0.1, 0.1] for row in TABLE.rows}
     assert plot(found(out, seconds), out / "plot.png")
     assert not plot(found(out / "nothing", seconds), out / "none.png")
 
@@ -219,16 +246,8 @@ def test_verdicts_pair_the_rows_by_seed(tmp_path: Path):
         for seed, (top1, knn) in accuracy.get(row.key, {}).items():
             run = row.pretraining.run(tmp_path, seed)
             run.mkdir(parents=True)
-            entry = {
-                "evaluation": "linear cached",
-                "data": "cifar test",
-                "network": "teacher",
-                "accuracy": {"top1": top1, "top5": 90.0, **REST},
-                "settings": {"seed": seed},
-                "floors": {},
-            }
-            (run / "results.json").write_text(json.dumps({"ours": entry}))
-            (run / "metrics.jsonl").write_text(json.dumps({"step": 9, "knn_top1": knn}) + "\n")
+            (run / "results.json").write_text(json.dumps(results(seed, top1, top1 + knn, knn, {})))
+            (run / "metrics.jsonl").write_text("")
     verdicts = collect(table, tmp_path, None, lambda row, seed: [])["verdicts"]
     known = [v for v in verdicts if "top-1" in v]
     assert [(v["better"], v["other"]) for v in known] == [("local-momentum", "local-local")]
@@ -238,8 +257,24 @@ def test_verdicts_pair_the_rows_by_seed(tmp_path: Path):
     assert verdict["top-1"]["effect"] == pytest.approx(mean([2, 3, 2]))
     assert verdict["top-1"]["interval"] == pytest.approx(4.303 * stdev([2, 3, 2]) / 3**0.5)
     assert (verdict["top-1"]["word"], verdict["kNN"]["word"]) == ("shown", "bounded")
+    assert verdict["recalibrated"]["effect"] == pytest.approx(mean([1.5, 3.5, 1.5]))
     text = markdown(collect(table, tmp_path, None, lambda row, seed: []))
-    assert "| A Momentum BN teacher is better than a BN teacher | +4.0 | +2.3 ± 1.4 | shown | -0.2 ±" in text
+    assert "| A Momentum BN teacher is better than a BN teacher | +4.0 | +2.3 ± 1.4 | shown | +2.2 ±" in text
+
+
+def test_verdicts_on_time_compare_turns(tmp_path: Path):
+    names = {row.key: row.pretraining.name for row in TABLE.rows}
+    turns = {"local-momentum": [0.102, 0.2, 0.1], "local-local": [0.1, 0.2, 0.1], "synced-synced": [0.2] * 3}
+    seconds = {names[key]: times for key, times in turns.items()}
+    verdicts = collect(TABLE, tmp_path, seconds, lambda row, seed: [])["verdicts"]
+    same, less = (v for v in verdicts if v["cost"])
+    assert same["paper"] == pytest.approx(100 * (1 - 0.25 / 0.24), abs=0.01)
+    assert same["seconds"]["effect"] == pytest.approx(mean([-2, 0, 0]))
+    assert same["seconds"]["word"] == "shown"  # at most 5% behind
+    assert less["seconds"]["effect"] == pytest.approx(mean([49, 0, 50]))
+    assert less["seconds"]["word"] == "bounded"
+    text = markdown(collect(TABLE, tmp_path, seconds, lambda row, seed: []))
+    assert "| Momentum BN takes no more time than BN | -4.2 | -0.7 ±" in text
 
 
 @pytest.mark.parametrize("name", list(TABLES))
@@ -257,5 +292,5 @@ def test_a_table_says_how_its_runs_differ_from_the_scales_own(tmp_path: Path):
     varied = table.varied({"method.repulsion": "batch"}, ("repulsion", "8-samples"))
     found = collect(varied, tmp_path, None, lambda row, seed: [])
     assert found["variant"] == ["repulsion", "8-samples"]
-    assert "Scale: cifar, 20 epochs, repulsion, 8 samples." in markdown(found)
+    assert "Scale: cifar, 1 epoch, repulsion, 8 samples." in markdown(found)
     assert "repulsion" not in markdown(collect(table, tmp_path, None, lambda row, seed: []))

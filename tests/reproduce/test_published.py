@@ -1,78 +1,47 @@
-"""The results that docs/results.md shows are those of the files it names."""
+"""What docs show was measured: the page of results is what its script writes from the files that are kept."""
 
+import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
-from statistics import mean
+from types import ModuleType
 
 import pytest
 
+from momentum2.reproduce import TABLES
+from momentum2.reproduce.outcome import collect
+
 DOCS = Path(__file__).parents[2] / "docs"
-PUBLISHED = sorted((DOCS / "results" / "cifar").glob("*.json"))
+RESULTS = DOCS / "results"
 
 
-@pytest.mark.parametrize("path", PUBLISHED, ids=lambda p: p.stem)
-def test_accuracies_come_from_files_that_are_kept(path: Path):
-    table = json.loads(path.read_text(encoding="utf-8"))
-    assert table["rows"]
-    for row in table["rows"]:
-        for column in ("top-1", "kNN"):
-            assert row["mean"][column] == pytest.approx(mean(s["numbers"][column] for s in row["seeds"]))
-        for seed in row["seeds"]:
-            results = path.parent / seed["results"]
-            entries = json.loads(results.read_text(encoding="utf-8")).values()
-            found = [e for e in entries if e["settings"]["seed"] == seed["seed"]]
-            assert seed["numbers"]["top-1"] in [e["accuracy"]["top1"] for e in found]
-            *_, last = (results.parent / "knn.jsonl").read_text(encoding="utf-8").splitlines()
-            assert seed["numbers"]["kNN"] == json.loads(last)["knn_top1"]
-            assert any(command.startswith("momentum2 pretrain ") for command in seed["commands"])
+@pytest.fixture(scope="module")
+def verdicts() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("verdicts", DOCS.parent / "benchmarks" / "verdicts.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_every_link_of_the_page_leads_somewhere():
+def test_the_page_is_what_the_script_writes(verdicts: ModuleType):
     page = (DOCS / "results.md").read_text(encoding="utf-8")
-    assert PUBLISHED
+    assert page == verdicts.page(RESULTS)
+    assert len(page.splitlines()) <= 200
+    found = json.loads((RESULTS / "stability" / "stability.json").read_text(encoding="utf-8"))
+    text = (RESULTS / "stability" / "stability.md").read_text(encoding="utf-8")
+    assert text == verdicts.stability_page.markdown(found)
+
+
+def test_what_the_page_is_written_from_is_small_and_all_there():
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
     for target in re.findall(r"\]\((?!http)([^)#]+)", page):
         assert (DOCS / target).exists(), target
-
-
-@pytest.mark.parametrize("path", PUBLISHED, ids=lambda p: p.stem)
-def test_a_table_on_the_page_is_that_of_its_file(path: Path):
-    page = (DOCS / "results.md").read_text(encoding="utf-8")
-    table = json.loads(path.read_text(encoding="utf-8"))
-    assert f"results/cifar/{path.name}" in page
-    for row in table["rows"]:
-        cells = [row["label"]]
-        for column in table["columns"]:
-            digits = 3 if column == "seconds" else 2
-            spread = f" ± {row['std'][column]:.{digits}f}" if column in row["std"] else ""
-            cells.append(f"{row['mean'][column]:.{digits}f}{spread}")
-        assert f"| {' | '.join(cells)} | {len(row['seeds'])} |" in page
-
-
-@pytest.mark.parametrize("name", ["bn-statistics.json", "bn-statistics-10-epochs.json"])
-def test_the_way_of_a_run_is_on_the_page_as_in_its_file(name: str):
-    page = (DOCS / "results.md").read_text(encoding="utf-8")
-    path = DOCS / "results" / "cifar" / name
-    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
-        for seed in row["seeds"]:
-            lines = (
-                (path.parent / seed["results"])
-                .with_name("knn.jsonl")
-                .read_text(encoding="utf-8")
-                .splitlines()
-            )
-            _untrained, *way = [json.loads(line)["knn_top1"] for line in lines]
-            cells = [f"{value:.1f}" for value in (*way, seed["numbers"]["top-1"])]
-            assert f"| {' | '.join(cells)} |" in page
-
-
-def test_what_was_tried_is_on_the_page_as_in_its_file():
-    page = (DOCS / "results.md").read_text(encoding="utf-8")
-    tries = json.loads((DOCS / "results" / "cifar10-cpu-tries.json").read_text(encoding="utf-8"))
-    assert tries
-    for tried in tries:
-        cells = [f"{tried['knn'][e]:.1f}" if e in tried["knn"] else "" for e in "1234"]
-        assert f"| {tried['label']} | {' | '.join(cells)} | {tried['rank']:.0f} |" in page
+    files = [path for path in RESULTS.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 1_000_000
+    assert not any(re.search(r"/(tmp|home|work|root)/", path.read_text(encoding="utf-8")) for path in files)
 
 
 def test_the_screens_are_on_the_page_as_in_their_file():
@@ -83,3 +52,56 @@ def test_the_screens_are_on_the_page_as_in_their_file():
     assert screens["rows"]
     for row in screens["rows"]:
         assert f"| {row['label']} | {row['steps']} | {row['knn']:.1f} | {row['linear']:.1f} |" in page
+
+
+def test_a_claim_has_its_verdict_or_is_not_run(verdicts: ModuleType, tmp_path: Path):
+    """Three seeds of two rows: +2, +3 and +2 points linear, which is shown; by kNN the opposite."""
+    table = TABLES["bn-statistics"]("cifar").varied({"method.repulsion": "batch"}, ("repulsion", "2-samples"))
+    out = tmp_path / "out"
+    for row in table.rows:
+        for seed, gain in enumerate((2.0, 3.0, 2.0) if row.key in ("local-momentum", "local-local") else ()):
+            gain *= row.key == "local-momentum"
+            run = row.pretraining.run(out, seed)
+            run.mkdir(parents=True)
+            entries = {}
+            for evaluation, top1 in zip(row.evaluations, (40 + gain, 41 + gain, 39 - gain), strict=True):
+                accuracy = {"top1": top1, "top5": 90.0, "low": 0.0, "high": 100.0, "images": 10}
+                entries[evaluation.result + evaluation.subject] = {
+                    "evaluation": evaluation.result,
+                    "data": "cifar test",
+                    "network": evaluation.subject,
+                    "accuracy": accuracy,
+                    "settings": {"seed": seed},
+                    "floors": {} if evaluation.recalibrate else {"raw pixels": 38.0},
+                }
+            (run / "results.json").write_text(json.dumps(entries))
+            (run / "metrics.jsonl").write_text("")
+    turns = {"local-momentum": [0.1, 0.11, 0.1], "local-local": [0.1, 0.1, 0.1], "synced-synced": [0.3] * 3}
+    seconds = {row.pretraining.name: turns.get(row.key, []) for row in table.rows}
+    folder = tmp_path / "results"
+    shutil.copytree(RESULTS / "stability", folder / "stability")
+    (folder / "one.json").write_text(json.dumps(collect(table, out, seconds, lambda row, seed: [])))
+    page = verdicts.page(folder)
+    lines = page.splitlines()
+    better = "| A Momentum BN teacher is better than a BN teacher | repulsion, 2 samples | +4.0 "
+    (shown,) = [line for line in lines if line.startswith(better)]
+    assert shown.endswith("| 3 | **shown** |")
+    assert "| +2.3 ± 1.4 |" in shown
+    time = "| Momentum BN takes less time than synced BN | time of a step, %; two processes | +77.3 | +65.6 ±"
+    assert sum(line.startswith(time) for line in lines) == 1
+    words = "| The teacher's statistics count more than the student's |  |  |  |  |  | not run |"
+    assert words in lines
+    assert "| In MoCo, Momentum BN is better than shuffling BN |  |  |  |  |  | not run |" in lines
+    command = (
+        "momentum2 reproduce bn-statistics --scale cifar --data CIFAR --rows local-local,local-momentum --seeds "
+        "0,1,2 --loss repulsion --samples 2"
+    )
+    assert command in lines
+    details = "| A Momentum BN teacher is better than a BN teacher | +4.0 | +2.3 ± 1.4 | shown | +2.3 ±"
+    assert any(line.startswith(details) and "contradicted" in line for line in lines)
+    pytest.importorskip("matplotlib", reason="plots need the reproduce extra")
+    tables = verdicts.read(folder)
+    verdicts.plot_verdicts(tables, tmp_path / "verdicts.svg")
+    verdicts.plot_cost(tables[0], tmp_path / "cost.svg")
+    assert "A Momentum BN teacher is better" in (tmp_path / "verdicts.svg").read_text(encoding="utf-8")
+    assert "student BN, teacher Momentum BN" in (tmp_path / "cost.svg").read_text(encoding="utf-8")

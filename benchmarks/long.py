@@ -1,0 +1,131 @@
+"""One long run on CIFAR-10 as image files, and others beside it: the recipe `cifar10-cpu` for hours instead of minutes.
+
+    python benchmarks/long.py run --data CIFAR --row recipe --out long        # on one core
+    python benchmarks/long.py run --data CIFAR --row local-local --out long   # on another, at the same time
+    python benchmarks/long.py read --out long                                 # writes docs/results/long.json
+    python benchmarks/verdicts.py                                             # draws it
+
+The same command resumes a run, however often it is killed. An epoch has 390 steps, of some 0.3 seconds of one core
+each: the 300 epochs of the default take about ten hours. kNN is measured 20 times along the way, with 10,000 neighbors;
+at the end with all of them, and by a linear classifier next to its floors. `local-local` has BN in both networks and 4
+samples per device, and `local-momentum` is to be compared with it; the recipe itself has one device.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from momentum2.runs.metrics import read_metrics
+from momentum2.runs.names import METRICS, RESULTS
+from momentum2.runs.results import read_results
+from momentum2.settings import config_from_file
+
+ROWS: dict[str, dict[str, object]] = {
+    "recipe": {},
+    "local-momentum": {"train.devices": 32, "method.teacher_norm": "momentum"},
+    "local-local": {"train.devices": 32, "method.teacher_norm": "local"},
+}
+LABELS = {
+    "recipe": "the recipe",
+    "local-momentum": "4 samples per device, a Momentum BN teacher",
+    "local-local": "4 samples per device, BN in both networks",
+}
+NEIGHBORS = 10_000  # along the way
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def commands(row: str, out: Path, data: str, epochs: int, seed: int) -> list[list[str]]:
+    """The words after `momentum2`: training, then its evaluations."""
+    run = str(out / row)
+    settings = {
+        "data.root": data,
+        "eval_data.root": data,
+        **ROWS[row],
+        "train.epochs": epochs,
+        "train.seed": seed,
+        "train.threads": 1,
+        "train.device": "cpu",
+        "monitor.knn_every": max(1, epochs // 20),
+        "monitor.knn_images": NEIGHBORS,
+    }
+    flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    return [
+        ["pretrain", "cifar10-cpu", *flags, "--out", run],
+        ["evaluate", "linear", run, "--protocol", "cached", "--threads", "1"],
+    ]
+
+
+def start(options: argparse.Namespace) -> int:
+    """Train, or go on; then evaluate. Ends with the code of a command that fails or is stopped."""
+    for words in commands(options.row, Path(options.out), options.data, options.epochs, options.seed):
+        code = subprocess.run([sys.executable, "-m", "momentum2", *words]).returncode
+        if code:
+            return code
+    return 0
+
+
+def read_row(run: Path, label: str) -> dict[str, Any]:
+    """kNN against CPU seconds of training; at the end also that with all neighbors, and the linear accuracy."""
+    curve, last, seconds, before = [], None, 0.0, 0
+    for record in read_metrics(run / METRICS):
+        if "cpu_time" in record:
+            seconds += record["cpu_time"] * (record["step"] - before)
+            before = record["step"]
+        if "knn_top1" in record:
+            if record["knn_images"] == NEIGHBORS:
+                curve.append([round(seconds, 1), record["knn_top1"]])
+            else:  # the last of a finished run
+                last = record["knn_top1"]
+    linear = [e for e in read_results(run / RESULTS).values() if e["evaluation"] == "linear cached"]
+    floors = {name: top1 for entry in linear for name, top1 in entry["floors"].items()}
+    accuracy = linear[0]["accuracy"]["top1"] if linear else None
+    return {
+        "label": label,
+        "cpu_seconds": round(seconds, 1),
+        "curve": curve,
+        "knn": last,
+        "linear": accuracy,
+        "floors": floors,
+    }
+
+
+def read(out: Path) -> dict[str, Any]:
+    """What is known of both rows, as long.json has it."""
+    there = [row for row in ROWS if (out / row / METRICS).exists()]
+    found = {row: read_row(out / row, LABELS[row]) for row in there}
+    if not found:
+        sys.exit(f"There is no run in {out} yet.")
+    train = config_from_file(out / next(iter(found)) / "config.yaml").train
+    return {
+        "epochs": train.epochs,
+        "seed": train.seed,
+        "floors": {f"{n}, linear": v for row in found.values() for n, v in row.pop("floors").items()},
+        "rows": list(found.values()),
+    }
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("run", "read"))
+    parser.add_argument("--data", help="a folder of labeled images")
+    parser.add_argument("--row", choices=tuple(ROWS), default="recipe")
+    parser.add_argument("--epochs", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", default="long")
+    parser.add_argument("--page", default=str(DOCS / "results" / "long.json"), help="what read writes")
+    options = parser.parse_args(words)
+    if options.what == "run":
+        return start(options)
+    text = json.dumps(read(Path(options.out)), indent=1, ensure_ascii=False) + "\n"
+    Path(options.page).write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,328 @@
+"""Write docs/results.md, and the plots on it, from the files in docs/results.
+
+    python benchmarks/verdicts.py
+
+Those files are what `momentum2 reproduce TABLE` (TABLE.json), `momentum2 reproduce stability` (stability.json) and
+`benchmarks/long.py read` (long.json) write. Nothing on the page is written by hand but the words in this file.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from momentum2.reproduce import TABLES, stability_page
+from momentum2.reproduce.outcome import ACCURACIES, markdown
+from momentum2.reproduce.rows import duration
+from momentum2.reproduce.verdicts import judge
+
+DOCS = Path(__file__).parents[1] / "docs"
+#: The tables with claims, in the order of the page.
+CLAIMED = ("bn-statistics", "bn-batch-size", "alpha", "alpha-base", "moco")
+NAMES = {"top-1": "linear", "recalibrated": "linear, recalibrated", "kNN": "kNN"}
+
+HEAD = """# The paper's claims, measured
+
+<!-- Written by `python benchmarks/verdicts.py` from the files in docs/results; do not edit. -->
+
+What the claims of *Momentum² Teacher* come to on CPU cores and CIFAR-10. Rows are compared seed by seed, by a
+linear classifier on the teacher's features: the effect in points with its 95% interval over seeds, and the smallest
+effect that so many seeds would have found four times in five (*visible*). *Shown*: the whole interval agrees with
+the claim. *Contradicted*: none of it does. *Bounded*: neither; the effect lies in the interval. "As good as" allows
+1 point, and "no more time" 5%. [How to run all of this](reproduce.md).
+"""
+WHAT_WENT = """Version 0.1's runs, which this page used to show, are gone: their devices shared one history of
+Momentum BN, and a fixed α began from statistics that nobody had measured, so they did not test the paper's
+method."""
+ACCURACY = """CIFAR-10, {length} of 50,000 images, 128 per step, a ResNet-10 with 16 to 128 channels, Muon; the
+linear classifier learns from 10,000 training images, which are also kNN's neighbors, and all 10,000 test images
+count. momentum2 {momentum2}, torch {torch}, one thread. *Recalibrated*: the statistics of batch norm are measured
+again before the evaluation, which separates what a norm does to the training from the statistics that it leaves
+behind."""
+TIME = """Seconds per step, measured in turns on two processes (gloo) that divide the batch, so that synced norms
+pay for what they send, and a busy machine slows all rows alike."""
+NOISE = """`momentum2 reproduce stability` measures [how steady the targets
+are](reproduce.md#how-steady-the-targets-are) without any accuracy: {seeds} seeds, {length} of CIFAR-10, {batch}
+images per step, {backbone} at width {width:g}, {optimizer}, 4 samples per device. In units of the signal, the
+variance between images, after 5, 50 and 100% of the training ([all numbers](results/stability/stability.md)):"""
+LONG = """{epochs} of CIFAR-10 with the method of `cifar10-cpu`, one thread and one seed per row: kNN along the way,
+the linear classifier at the end."""
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The tables that have been run, those with the paper's loss first."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    tables = [table for table in found if "table" in table and any(row["seeds"] for row in table["rows"])]
+    return sorted(tables, key=lambda t: (CLAIMED.index(t["table"]), "repulsion" in t["variant"]))
+
+
+def setting(table: dict[str, Any]) -> str:
+    """How its runs differ from those of another file with the same table."""
+    loss = "repulsion" if "repulsion" in table["variant"] else "the paper's loss"
+    samples = next((word for word in table["variant"] if word.endswith("-samples")), "4-samples")
+    return f"{loss}, {samples.replace('-', ' ')}"
+
+
+def grid(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    lines = [head, ["---"] * left + ["---:"] * (len(head) - left), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def cells(verdict: dict[str, Any], digits: int = 1) -> list[str]:
+    """Effect, smallest visible effect, seeds and word."""
+    spread = "" if verdict["interval"] is None else f" ± {verdict['interval']:.{digits}f}"
+    visible = "–" if verdict["visible"] is None else f"{verdict['visible']:.{digits}f}"
+    effect = f"{verdict['effect']:+.{digits}f}{spread}".replace("-", "−")
+    return [effect, visible, str(verdict["seeds"]), f"**{verdict['word']}**"]
+
+
+def verdict_rows(tables: Sequence[dict[str, Any]], targets: dict[str, Any]) -> Iterator[list[str]]:
+    """One row for each claim and setting, and one for each claim of which nothing is known."""
+    yield from stability_rows(targets)
+    for name in CLAIMED:
+        for claim in TABLES[name]("cifar").claims:
+            known: list[list[str]] = []
+            for table in (t for t in tables if t["table"] == name):
+                (verdict,) = (v for v in table["verdicts"] if v["words"] == claim.words)
+                found = verdict.get("seconds" if claim.cost else "top-1")
+                where = setting(table)
+                if claim.cost:
+                    where = "time of a step, %; two processes"
+                paper = "–" if verdict["paper"] is None else f"{verdict['paper']:+.1f}".replace("-", "−")
+                if found and not (claim.cost and known):  # the time depends on no loss
+                    known.append([claim.words, where, paper, *cells(found)])
+            yield from known or [[claim.words, "", "", "", "", "", "not run"]]
+
+
+def differences(targets: dict[str, Any], share: float, part: str, a: str, b: str) -> list[float]:
+    """Of norm a less norm b, in units of the signal, at 4 samples per device: one for each seed."""
+
+    def value(seed: dict[str, Any], norm: str) -> float:
+        own = next(p["samples"] for p in seed["points"] if p["norm"] == "scheduled")
+        (point,) = (
+            p
+            for p in seed["points"]
+            if (p["share"], p["norm"]) == (share, norm) and (norm == "synced" or p["samples"] == own)
+        )
+        parts = ("noise", "history", "bias") if part == "sum" else (part,)
+        return float(sum(point[name] for name in parts) / point["signal"])
+
+    return [value(seed, a) - value(seed, b) for seed in targets["seeds"]]
+
+
+def stability_rows(targets: dict[str, Any]) -> Iterator[list[str]]:
+    """Verdicts on the noise of targets, in units of the signal."""
+    for words, part, b in (
+        ("Targets of Momentum BN are less noisy than those of BN", "noise", "local"),
+        ("Their errors are smaller than those of synced BN", "sum", "synced"),
+    ):
+        for share, when in ((0.5, "middle"), (1.0, "end")):
+            found = judge(differences(targets, share, part, b, "scheduled"))
+            yield [words, f"{part}/signal, {when} of training", "–", *cells(asdict(found), 2)]
+
+
+def command(table: dict[str, Any]) -> str:
+    """What `momentum2 reproduce` was told."""
+    rows = [row for row in table["rows"] if row["seeds"]]
+    words = [f"momentum2 reproduce {table['table']} --scale {table['scale']} --data CIFAR"]
+    words += [f"--rows {','.join(row['row'] for row in rows)}"]
+    words += [f"--seeds {','.join(str(s) for s in sorted({s['seed'] for r in rows for s in r['seeds']}))}"]
+    words += ["--loss repulsion"] if "repulsion" in table["variant"] else []
+    words += [f"--samples {word.split('-')[0]}" for word in table["variant"] if word.endswith("-samples")]
+    own = sorted({row.pretraining.epochs for row in TABLES[table["table"]](table["scale"]).rows})
+    words += [f"--epochs {table['epochs'][0]}"] if table["epochs"] != own else []
+    return " ".join(words)
+
+
+def of_norms(targets: dict[str, Any]) -> str:
+    """Noise and all errors of the norms along the training."""
+    shares = (0.05, 0.5, 1.0)
+    points = {
+        (
+            stability_page.named(p) if p["norm"] != "scheduled" else "Momentum BN, the paper's schedule",
+            p["share"],
+        ): p
+        for p in targets["points"]
+        if p["norm"] in ("synced", "ema") or p["samples"] == 4
+    }
+    head = ["", *(f"{part}, {share:.0%}" for part in ("noise", "all errors") for share in shares)]
+    rows = []
+    for name in dict.fromkeys(name for name, _ in points):
+        means = [points[name, share]["mean"] for share in shares]
+        rows.append([name, *(f"{abs(m[part]):.2f}" for part in ("noise", "sum") for m in means)])
+    return grid(head, rows)
+
+
+def page(folder: Path) -> str:
+    """docs/results.md."""
+    tables = read(folder)
+    targets = json.loads((folder / "stability" / "stability.json").read_text(encoding="utf-8"))
+    head = ["claim", "measured with", "paper", "effect", "visible", "seeds", "verdict"]
+    parts = [HEAD, grid(head, list(verdict_rows(tables, targets)), 2), WHAT_WENT]
+    if tables:
+        first = tables[0]
+        length = " and ".join(map(duration, first["epochs"]))
+        parts += [
+            "## Accuracy",
+            ACCURACY.format(length=length, **first["environment"]),
+            "![Effects with their intervals, and the accuracies behind them](results/verdicts.svg)",
+            "```text\n" + "\n".join(map(command, tables)) + "\n```",
+        ]
+        for table in tables:
+            shown = {**table, "rows": [row for row in table["rows"] if row["seeds"]], "cited": []}
+            title, _, rest = markdown(shown).partition("\n\n")
+            _, _, body = rest.partition("\n\n")
+            parts.append(f"#{title}, {setting(table)}\n\n{body.strip()}")
+    if any(row["turns"] for table in tables for row in table["rows"]):
+        parts += [
+            "## Time",
+            TIME,
+            "![Seconds per step](results/cost.svg)",
+        ]
+    run = targets["settings"]
+    model = run["training"]["model"]
+    parts += [
+        "## Noise of the targets",
+        NOISE.format(
+            seeds=len(targets["seeds"]),
+            length=duration(run["epochs"]),
+            batch=run["training"]["train"]["batch_size"],
+            backbone=model["backbone"],
+            width=model["width"],
+            optimizer=run["training"]["optim"]["name"],
+        ),
+        of_norms(targets),
+        "![Errors of a target against α](results/stability/stability-alpha.svg)",
+        "![Errors of a target against samples per device](results/stability/stability-samples.svg)",
+    ]
+    if (folder / "long.json").exists():
+        long = json.loads((folder / "long.json").read_text(encoding="utf-8"))
+        words = LONG.format(epochs=duration(long["epochs"]))
+        parts += ["## One long run", words, "![kNN against CPU hours](results/long.svg)"]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def plot_verdicts(tables: Sequence[dict[str, Any]], path: Path) -> None:
+    """Left: what every seed of every row reached. Right: the claims' effects with their intervals."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 0.5 + 3.4 * len(tables)), layout="constrained")
+    panels = figure.subplots(len(tables), 2, squeeze=False)
+    for (left, right), table in zip(panels, tables, strict=True):
+        rows = [row for row in table["rows"] if row["seeds"]][::-1]
+        for place, column in enumerate(ACCURACIES):
+            shift = 0.22 * (1 - place)
+            for y, row in enumerate(rows):
+                values = [seed["numbers"][column] for seed in row["seeds"]]
+                left.plot(values, [y + shift] * len(values), "o", ms=3.5, alpha=0.7, color=f"C{place}")
+            known = [v for v in table["verdicts"] if column in v][::-1]
+            right.errorbar(
+                [v[column]["effect"] for v in known],
+                [y + shift for y in range(len(known))],
+                xerr=[v[column]["interval"] or 0 for v in known],
+                fmt="o",
+                ms=4,
+                capsize=3,
+                color=f"C{place}",
+                label=NAMES[column],
+            )
+        left.set_yticks(range(len(rows)), [row["label"] for row in rows])
+        for name, floors in table["floors"].items():
+            if "top-1" in floors:
+                left.axvline(floors["top-1"], ls=":", color="#777777", lw=1)
+                left.annotate(name, (floors["top-1"], 1), (2, 2), xycoords=("data", "axes fraction"), fontsize=7,
+                              textcoords="offset points", rotation=20)  # fmt: skip
+        left.set(xlabel="top-1, %, every seed", ylim=(-0.6, len(rows) - 0.4))
+        right.set_yticks(range(len(known)), [v["words"] for v in known], fontsize=8)
+        for y, verdict in enumerate(known):
+            if verdict["paper"] is not None:
+                right.plot([verdict["paper"]], [y], "D", ms=5, mfc="none", color="#555555",
+                           label="paper" if y == 0 else None)  # fmt: skip
+        right.axvline(0, color="black", lw=0.8)
+        right.set(xlabel="effect, points, with its 95% interval", ylim=(-0.6, len(known) - 0.4))
+        left.set_title(f"{table['table']}: {setting(table)}", fontsize=9, loc="left", pad=22)
+        for axes in (left, right):
+            axes.grid(axis="x", alpha=0.3)
+    handles, labels = panels[0, 1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    save(figure, path)
+
+
+def plot_cost(table: dict[str, Any], path: Path) -> None:
+    """Every turn of every row, and its median."""
+    from matplotlib.figure import Figure
+
+    rows = [row for row in table["rows"] if row["turns"]][::-1]
+    figure = Figure(figsize=(8, 0.8 + 0.4 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for y, row in enumerate(rows):
+        axes.plot(row["turns"], [y] * len(row["turns"]), "|", color="C0", alpha=0.6)
+        axes.plot([median(row["turns"])], [y], "o", color="C0")
+    axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
+    axes.set(xlabel="seconds per step: turns and their median", xlim=(0, None), ylim=(-0.6, len(rows) - 0.4))
+    axes.grid(axis="x", alpha=0.3)
+    save(figure, path)
+
+
+def plot_long(long: dict[str, Any], path: Path) -> None:
+    """kNN against hours of training; kNN with all neighbors and the linear accuracy at the end, and the floors."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for number, row in enumerate(long["rows"]):
+        hours = [seconds / 3600 for seconds, _ in row["curve"]]
+        axes.plot(
+            hours,
+            [knn for _, knn in row["curve"]],
+            "o-",
+            ms=3,
+            color=f"C{number}",
+            label=f"{row['label']}, kNN",
+        )
+        for name, marker in (("knn", "s"), ("linear", "D")):
+            if row[name] is not None:
+                words = {"knn": "kNN, all neighbors", "linear": "linear"}[name]
+                end = row["cpu_seconds"] / 3600
+                axes.plot([end], [row[name]], marker, color=f"C{number}", label=f"{row['label']}, {words}")
+    for name, value in long["floors"].items():
+        axes.axhline(value, ls=":", color="#777777", lw=1)
+        axes.annotate(
+            name, (1, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=7
+        )
+    axes.set(xlabel="CPU hours of training", ylabel="top-1, %")
+    axes.legend(fontsize=7, frameon=False)
+    axes.grid(alpha=0.3)
+    save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    """As an SVG that is the same for the same numbers, with its text as text."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "momentum2"}):
+        figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    folder = DOCS / "results"
+    tables = read(folder)
+    (DOCS / "results.md").write_text(page(folder), encoding="utf-8")
+    targets = folder / "stability" / "stability"
+    found = json.loads(targets.with_suffix(".json").read_text(encoding="utf-8"))
+    targets.with_suffix(".md").write_text(stability_page.markdown(found), encoding="utf-8")
+    stability_page.plot(found, targets)
+    if tables:
+        plot_verdicts(tables, folder / "verdicts.svg")
+    for table in tables:
+        if any(row["turns"] for row in table["rows"]):
+            plot_cost(table, folder / "cost.svg")
+            break
+    if (folder / "long.json").exists():
+        plot_long(json.loads((folder / "long.json").read_text(encoding="utf-8")), folder / "long.svg")
+
+
+if __name__ == "__main__":
+    main()
