@@ -63,7 +63,7 @@ def serve() -> dict[str, Any] | None:
 
 def _observe(process: int, request: dict[str, Any]) -> dict[str, Any]:
     ended, used, peak, reason = None, 0.0, 0, ""
-    seen, since, pause = -1.0, time.monotonic(), 0.002
+    seen, idle, pause = -1.0, 0.0, 0.002
     while ended is None:
         found, status, usage = os.wait4(process, os.WNOHANG)
         if found:
@@ -76,12 +76,12 @@ def _observe(process: int, request: dict[str, Any]) -> dict[str, Any]:
         spent, memory = sum(cpu for cpu, _, _ in looks), sum(rss for _, rss, _ in looks)
         used, peak = max(used, spent), max(peak, memory // (1 << 20) if len(looks) == 1 else 0)
         if spent != seen or any(state in "RD" for _, _, state in looks):
-            seen, since = spent, time.monotonic()
+            seen, idle = spent, 0.0
         if spent > request["cpu"]:
             reason = "slow"
         elif memory > request["memory"] << 20:
             reason = "memory"
-        elif time.monotonic() - since > request.get("idle", IDLE):
+        elif idle > request.get("idle", IDLE):
             reason = "hang"
         if reason:
             for member in family:
@@ -89,6 +89,7 @@ def _observe(process: int, request: dict[str, Any]) -> dict[str, Any]:
             os.waitpid(process, 0)
             ended = -signal.SIGKILL
         time.sleep(pause)
+        idle += pause  # what was slept: by the clock, a machine that stood still would be a hang
         pause = min(pause * 1.3, 0.05)
     left = [] if reason else _left()
     _clean()
