@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -68,11 +69,42 @@ def read_json(path: Path, limit: int = LARGEST) -> Any:
 
 
 def parse_json(data: bytes | str) -> Any:
-    """What a JSON text holds; a `ValueError` if it is none, however deep it is."""
+    """What a JSON text holds; a `ValueError` if it is none, however deep it is or long its numbers are."""
+    long = re.search(r"\d{19}", data, re.ASCII) if isinstance(data, str) else re.search(rb"\d{19}", data)
     try:
-        return json.loads(data)
+        return json.loads(data, parse_int=_short_int if long else None)
     except RecursionError:
         raise ValueError("the JSON is too deep") from None
+
+
+def _short_int(text: str) -> int:
+    """An integer of 64 bits: arithmetic with a longer one may be an error of its own, far from here."""
+    if not -(2**63) <= (number := int(text)) < 2**63:
+        raise ValueError("the JSON has a number of too many digits")
+    return number
+
+
+def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As `os.walk`, in order and however deep: before Python 3.12 that is a recursion, as `rglob` is."""
+    waiting = [os.fspath(folder)]
+    while waiting:
+        place = waiting.pop()
+        folders, files = list[str](), list[str]()
+        with suppress(OSError), os.scandir(place) as entries:
+            for entry in entries:
+                (folders if entry.is_dir(follow_symlinks=False) else files).append(entry.name)
+        folders.sort()
+        yield place, folders, sorted(files)
+        waiting += [os.path.join(place, name) for name in reversed(folders)]
+
+
+def files_below(folder: Path, *suffixes: str) -> Iterator[Path]:
+    """The regular files below a folder that end so, in order."""
+    for place, _, names in walk(folder):
+        for name in names:
+            path = Path(place, name)
+            if path.suffix.lower() in suffixes and path.is_file():
+                yield path
 
 
 def append(path: Path) -> TextIO:

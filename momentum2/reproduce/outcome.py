@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from momentum2 import __version__
-from momentum2.files import read_json
+from momentum2.errors import UserError
+from momentum2.files import read_json, whole_file
 from momentum2.reproduce.rows import Row, Table, duration
 from momentum2.reproduce.verdicts import judge
 from momentum2.runs.metrics import read_metrics
@@ -43,25 +44,29 @@ def read_outcome(row: Row, out: Path, seed: int) -> Outcome | None:
     found = {
         entry["network"]: entry
         for entry in read_results(run / RESULTS).values()
-        if entry["evaluation"] == row.evaluation.result and entry["settings"]["seed"] == seed
+        if entry["evaluation"] == row.evaluation.result and entry.get("settings", {}).get("seed") == seed
     }
     entry = found.get(row.evaluation.network or RANDOM)
     if entry is None:
         return None
-    accuracy = {"top-1": float(entry["accuracy"]["top1"]), "top-5": float(entry["accuracy"]["top5"])}
+    top5 = entry["accuracy"].get("top5")  # none where there are five classes or fewer
+    accuracy = {"top-1": float(entry["accuracy"]["top1"])} | ({} if top5 is None else {"top-5": float(top5)})
     return Outcome(accuracy | _watched(run), run / RESULTS)
 
 
 def _detector(path: Path) -> Outcome | None:
     if not path.exists():
         return None
-    found = read_json(path)
-    numbers = {
-        f"{name} {score}": 100 * float(found[kind][score])
-        for kind, name in (("bbox", "box"), ("segm", "mask"))
-        for score in ("AP", "AP50", "AP75")
-        if kind in found and found[kind][score] is not None
-    }
+    try:
+        found = read_json(path)
+        numbers = {
+            f"{name} {score}": 100 * float(found[kind][score])
+            for kind, name in (("bbox", "box"), ("segm", "mask"))
+            for score in ("AP", "AP50", "AP75")
+            if kind in found and found[kind][score] is not None
+        }
+    except (ValueError, LookupError, TypeError):
+        raise UserError(f"{path} is not a result of a detector. Move it away.") from None
     return Outcome(numbers, path)
 
 
@@ -190,7 +195,7 @@ def _floors(out: Path, table: Table) -> dict[str, float]:
         recipe = path.parent.parent.name.split(",")[0]
         for entry in read_results(path).values():
             if entry["evaluation"] in linear and recipe in recipes:
-                floors |= entry["floors"]
+                floors |= entry.get("floors", {})
     return floors
 
 
@@ -317,5 +322,6 @@ def plot(found: dict[str, Any], path: Path) -> bool:
         axes.grid(axis="x", alpha=0.3)
         axes.margins(y=0.08)
     figure.suptitle(found["title"])
-    figure.savefig(path, dpi=120)
+    with whole_file(path) as file:
+        figure.savefig(file, format="png", dpi=120)
     return True

@@ -344,4 +344,8 @@ def _seconds_file(work: Work) -> Path:
 def _read_seconds(work: Work) -> dict[str, float]:
     """Seconds per iteration by the name of the pretraining, where they have been measured."""
     path = _seconds_file(work)
-    return dict(read_json(path)) if path.exists() else {}
+    try:
+        found = dict(read_json(path)) if path.exists() else {}
+        return {str(name): float(seconds) for name, seconds in found.items()}
+    except (ValueError, TypeError):
+        raise UserError(f"{path} is not a file of seconds. Remove it to measure them again.") from None

@@ -166,6 +166,9 @@ def _is_installed(package: str) -> bool:
 # -- the follower
 
 
+_LONGEST_LINE = 1 << 20  # bytes
+
+
 class _Tail:
     """New whole lines of a file that grows, and is replaced when a run resumes."""
 
@@ -185,9 +188,9 @@ class _Tail:
                 self.file, self.offset = number, 0
                 self.counts.clear()
             file.seek(self.offset)
-            for line in file:
+            while line := file.readline(_LONGEST_LINE):
                 if not line.endswith(b"\n"):
-                    return  # it is being written
+                    return  # it is being written, or no line of ours
                 self.offset += len(line)
                 record = parse_record(line.decode(errors="replace"))
                 if record is None or "alarm" in record:

@@ -163,6 +163,8 @@ def become(request: dict[str, Any]) -> int:
     _redirect(request)
     os.environ.clear()
     os.environ.update(request["environment"])
+    for name in request.get("without", ()):
+        os.environ.pop(name, None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     sys.set_int_max_str_digits(4300)
@@ -180,6 +182,10 @@ def become(request: dict[str, Any]) -> int:
     if request.get("powerless"):
         _drop_powers()
     sys.path.insert(0, os.getcwd())
+    if request.get("gone"):
+        os.mkdir("gone")
+        os.chdir("gone")
+        os.rmdir("../gone")
     sys.argv = ["momentum2", *request["arguments"]]
     from momentum2.__main__ import main
 
@@ -199,7 +205,23 @@ def _redirect(request: dict[str, Any]) -> None:
     sys.stderr = open(  # noqa: SIM115
         2, "w", encoding=encoding, errors="backslashreplace", closefd=False, buffering=1
     )
+    for name, kind in request.get("streams", {}).items():
+        number = {"stdout": 1, "stderr": 2}[name]
+        if kind == "closed":
+            os.close(number)
+            setattr(sys, name, None)  # as Python does when it starts
+            continue
+        descriptor = os.open("/dev/full", os.O_WRONLY) if kind == "full" else _broken_pipe()
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+
+
+def _broken_pipe() -> int:
+    """A pipe whose reader, such as `head`, has gone."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
 
 
 def _small_disk(place: str, size: str) -> None:
@@ -226,7 +248,10 @@ def _end(code: int) -> None:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        try:
+            stream.flush()
+        except OSError:
+            code = 120  # as Python does, with lines that nobody wants to read
     os._exit(code)
 
 
