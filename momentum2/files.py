@@ -38,6 +38,11 @@ def at_home(path: str) -> Path:
     return Path(os.path.expanduser(path))
 
 
+def real(path: Path) -> Path:
+    """The path without links; before Python 3.13 a link to itself is a `RuntimeError` of `resolve`."""
+    return Path(os.path.realpath(path))
+
+
 def read(path: Path, limit: int = LARGEST) -> bytes:
     """The content of a regular file of at most `limit` bytes; an `OSError` for anything else, at once."""
     with open_regular(path) as file:
@@ -161,6 +166,8 @@ def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
 def asked_for(setting: str, path: Path) -> Iterator[None]:
     """Inside, `path` is written because a setting names it: if it cannot be, that is a mistake in the setting."""
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():  # /dev/stdout is a link
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         yield
     except OSError as error:
         raise SettingError(
@@ -206,6 +213,12 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def whole_path(path: Path) -> Iterator[Path]:
     """A place for others to write a file to, which takes the place of `path` at the end of the block."""
+    with suppress(FileNotFoundError):
+        mode = os.lstat(path).st_mode
+        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            raise OSError(
+                errno.EINVAL, "it is not a regular file", str(path)
+            )  # nobody wants /dev/null replaced
     temporary = _unfinished(path)
     try:
         yield temporary

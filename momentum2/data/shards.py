@@ -20,7 +20,7 @@ from momentum2.data.images import BadImage, Encoded, refuse_large
 from momentum2.data.layout import is_array, is_hidden, is_image, labels_from_words, no_split, split_in
 from momentum2.data.workers import Workers
 from momentum2.errors import SettingError, UserError
-from momentum2.files import at_home, files_below, locked, open_regular, parse_json, version, write_whole
+from momentum2.files import at_home, files_below, locked, open_regular, parse_json, real, version, write_whole
 from momentum2.machine import allowed_cores
 from momentum2.terminal import progress
 
@@ -256,7 +256,7 @@ def find_shards(root: str) -> list[Path]:
             if start is None:
                 raise SettingError("data.root", f"{pattern} does not exist.")
             found += sorted(Path(*parts[:start]).glob(str(Path(*parts[start:]))))
-    return [file.resolve() for file in found if file.suffix == ".tar"]
+    return [real(file) for file in found if file.suffix == ".tar"]
 
 
 def expand(pattern: str) -> list[str]:

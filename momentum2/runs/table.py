@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from momentum2.errors import UserError
-from momentum2.files import walk
+from momentum2.files import real, walk
 from momentum2.runs.handle import Snapshot, differing_settings, read_run
 from momentum2.runs.names import CONFIG
 
@@ -56,7 +56,7 @@ def compare(folder: Path) -> list[RunRow]:
     for place in find_runs(folder):
         name = place.relative_to(folder).as_posix()
         try:
-            runs.append(read_run(place, place.resolve().name if name == "." else name))
+            runs.append(read_run(place, real(place).name if name == "." else name))
         except UserError as error:
             log.warning(f"{place} is skipped: {error}")
     if not runs:

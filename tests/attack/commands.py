@@ -12,6 +12,7 @@ import numpy as np
 from attacks import _JSON_VALUES as JSON_VALUES
 from attacks import _PATHS as PATHS
 from attacks import KNN, ON_RUN, RUN, TEXTS, both, copies, group
+from attacks import _devices_stay as devices_stay
 from attacks import _odd_paths as odd_paths
 from corpus import (
     DETECT,
@@ -97,9 +98,9 @@ def _broken_home(place: Place) -> None:
 
 _CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "no-home": {"without": ("HOME",)},
-    "home-missing": {"environment": {"HOME": "/nonexistent/home"}},
+    "home-missing": {"environment": {"HOME": "/proc/nonexistent/home"}},
     "home-file": {"environment": {"HOME": "file", "XDG_CACHE_HOME": "file"}, "prepare": _broken_home},
-    "no-temporary-folder": {"environment": {"TMPDIR": "/nonexistent", "TEMP": "", "TMP": "/dev/null"}},
+    "no-temporary-folder": {"environment": {"TMPDIR": "/proc/nonexistent", "TEMP": "", "TMP": "/dev/null"}},
     "lang-c": {"environment": {"LANG": "C", "LC_ALL": "C"}, "encoding": "ascii"},
     "lang-odd": {"environment": {"LANG": "xx_YY.nonsense", "LC_ALL": "\x1b[31m"}},
     "no-path": {"without": ("PATH", "LANG")},
@@ -257,6 +258,7 @@ def odd_paths_of_commands() -> Iterator[Case]:
                 cpu=15,
                 memory=900,
                 powerless=True,
+                check=devices_stay,
             )
 
 
