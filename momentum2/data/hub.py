@@ -15,7 +15,7 @@ from momentum2.data.dataset import Dataset, Ints, Numbered
 from momentum2.data.images import MAX_BYTES, BadImage, Encoded, refuse_large
 from momentum2.data.layout import labels_from_words, no_split, split_in
 from momentum2.errors import SettingError, UserError, reason
-from momentum2.files import at_home, read
+from momentum2.files import at_home, files_below, read, walk
 
 
 class Rows(Dataset):
@@ -73,11 +73,16 @@ def open_hf(data: DataConfig, split: str) -> Rows:
 
 def _local(datasets: Any, path: Path, split: str, data: DataConfig) -> Any:
     if path.is_dir() and any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        odd = [
+            p for place, _, names in walk(path) for name in names if not (p := Path(place, name)).is_file()
+        ]
+        if odd:  # a named pipe would be waited for
+            raise SettingError("data.root", f"{path} has {odd[0].name}, which is not a file. Remove it.")
         found = datasets.load_from_disk(str(path))
         if not isinstance(found, datasets.DatasetDict):
             found = {"train": found}
     else:
-        files = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
+        files = [path] if path.is_file() else list(files_below(path, ".parquet"))
         if not files or any(file.suffix != ".parquet" for file in files):
             raise SettingError("data.root", f"{path} has no Parquet or Arrow data set.")
         by_split: dict[str, list[str]] = {}

@@ -109,6 +109,7 @@ def labels_from_words(words: Sequence[str], chosen: Ints, where: str) -> tuple[I
     if not all(ours):
         raise UserError(f"Some images of {where} have a label and some do not. Label all of them or none.")
     every = set(words) - {""}
-    classes = sorted(every, key=int) if all(word.isdecimal() for word in every) else sorted(every)
+    numbered = all(word.isdecimal() and len(word) < 4000 for word in every)  # Python refuses longer numbers
+    classes = sorted(every, key=int) if numbered else sorted(every)
     numbers = {name: number for number, name in enumerate(classes)}
     return np.array([numbers[word] for word in ours], np.int64), classes

@@ -32,6 +32,7 @@ from momentum2.distributed.together import joined
 from momentum2.errors import SettingError, UserError, called
 from momentum2.evaluate.features import Features, extract
 from momentum2.evaluate.floors import Pixels, calibrate, patch_encoder, random_encoder, started_encoder
+from momentum2.files import real
 from momentum2.runs.card import EncoderCard, read_card
 from momentum2.runs.encoder import LoadedEncoder, load_encoder
 from momentum2.runs.names import CONFIG, START
@@ -124,7 +125,7 @@ class Subject:
     def data_name(self) -> str:
         data = self.options.data
         kind = (
-            Path(data.root).resolve().name
+            real(Path(data.root)).name
             if data.root and data.name in ("folder", "archive", "list")
             else data.name
         )

@@ -347,5 +347,11 @@ def _seconds_file(work: Work) -> Path:
 def _read_seconds(work: Work) -> dict[str, list[float]]:
     """Seconds per iteration, turn by turn, by the name of the pretraining, where they have been measured."""
     path = _seconds_file(work)
-    found = dict(read_json(path)) if path.exists() else {}
-    return {name: turns for name, turns in found.items() if isinstance(turns, list)}  # not 0.1's medians
+    try:
+        found = dict(read_json(path)) if path.exists() else {}
+        turns = {
+            str(name): each for name, each in found.items() if isinstance(each, list)
+        }  # not 0.1's medians
+        return {name: [float(seconds) for seconds in each] for name, each in turns.items()}
+    except (ValueError, TypeError):
+        raise UserError(f"{path} is not a file of seconds. Remove it to measure them again.") from None

@@ -346,13 +346,14 @@ _PATHS = {
     "file": "file/x",
     "folder": "folder",
     "home": "~nosuchuser/x",
-    "root": "/",
+    "root": "/proc",
     "proc": "/proc/self/x",
     "empty": "",
     "dot": ".",
-    "up": "../" * 50 + "nowhere",
-    "null": "/dev/null",
-    "full": "/dev/full",
+    "up": "../" * 50 + "proc/nowhere",
+    "null": "null",
+    "full": "full",
+    "stdout": "/proc/self/fd/1",
     "newline": f"a\n{FORGED}",
     "bytes": "\udcff\udcfe",
 }
@@ -367,6 +368,20 @@ def _odd_paths(place: Place) -> None:
     (case / "unreadable").write_text("text")
     (case / "unreadable").chmod(0)
     (case / "closed").chmod(0)
+    for name, number in {
+        "null": 3,
+        "full": 7,
+    }.items():  # of its own: those of the machine must not be at risk
+        if os.getuid() == 0:
+            os.mknod(case / name, 0o020666, os.makedev(1, number))
+        else:
+            (case / name).symlink_to(f"/dev/{name}")
+
+
+def _devices_stay(place: Place, facts: Facts) -> str | None:
+    """Whoever writes to a device does not put a file in its place."""
+    gone = [name for name in ("null", "full") if not (place.case / name).is_char_device()]
+    return f"there is no device {gone[0]} any more" if gone else None
 
 
 _PATH_OPTIONS: dict[str, tuple[str, ...]] = {
@@ -412,6 +427,7 @@ def odd_paths() -> Iterator[Case]:
                 cpu=12,
                 memory=700,
                 powerless=True,
+                check=_devices_stay,
             )
 
 

@@ -3,6 +3,7 @@
 A cause takes part when `make attack` has shown its cases to pass: a new one is added to `SETTLED` then.
 """
 
+import commands  # noqa: F401  its groups of cases
 import pytest
 from attacks import some_cases
 from judge import Case, Facts, Impossible, Judge, verdict
