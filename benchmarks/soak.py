@@ -272,6 +272,7 @@ def _words(command: str, settings: dict[str, object]) -> tuple[str, ...]:
 
 _PRETRAIN: dict[str, object] = {
     "out": "run",
+    "method.name": "byol",  # with a teacher, whose histories must survive too
     "model.width": 0.125,
     "model.projector_hidden": 16,
     "model.projector_out": 8,

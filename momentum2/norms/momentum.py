@@ -191,8 +191,8 @@ class MomentumBatchNorm(PlainBatchNorm):
     def _short_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """`_statistics` of x on one device, (c,) each, with the same bits in fewer calls.
 
-        Each call gives Python's lock away, and where another thread works on another view it takes longer to get the
-        lock back than to do what was called.
+        Each call releases Python's lock; while another thread works on another view, getting the lock back takes longer
+        than the call itself.
         """
         mean, var = torch.batch_norm_update_stats(x, None, None, 0.0)
         var.clamp_(max=torch.finfo(var.dtype).max)

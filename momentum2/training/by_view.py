@@ -158,14 +158,18 @@ class _Turns:
         self.modules, self.view = modules, threading.local()
         self.passed: dict[nn.Module, set[int]] = {module: set() for module in modules}
         self.ended: set[int] = set()
+        self.failed = False
         self.changed, self.waiting = threading.Condition(), 0
 
     @contextmanager
     def of(self, view: int) -> Iterator[None]:
-        """In this thread it is the turn of `view`; its end, by an error too, lets the others go on."""
+        """In this thread it is the turn of `view`; its end lets the others continue."""
         self.view.number = view
         try:
             yield
+        except BaseException:
+            self.failed = True  # the later views of this lane will never come, and nobody may wait for them
+            raise
         finally:
             self.ended.add(view)
             self._tell()
@@ -184,7 +188,7 @@ class _Turns:
         earlier, passed = range(self.view.number), self.passed[module]
 
         def is_our_turn() -> bool:
-            return all(i in passed or i in self.ended for i in earlier)
+            return self.failed or all(i in passed or i in self.ended for i in earlier)
 
         if is_our_turn():  # most often, and then there is no need for the lock
             return
@@ -198,7 +202,7 @@ class _Turns:
         self._tell()
 
     def _tell(self) -> None:
-        """Wake up who waits. Who begins to wait after this look has seen what there is to tell."""
+        """Wake the waiting threads. A thread that starts to wait after this check has already seen the change."""
         if self.waiting:
             with self.changed:
                 self.changed.notify_all()

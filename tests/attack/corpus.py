@@ -42,8 +42,8 @@ TINY = (
     *("--monitor.log_every", "1", "--monitor.report", "false", "--eval_data.name", "none"),
 )
 #: A pretraining that takes half a second, on images in `photos`.
-PRETRAIN = ("pretrain", "quickstart", *TINY, "--data.name", "folder", "--data.root", "photos")
-PRETRAIN = (*PRETRAIN, "--data.cache", "off")
+PRETRAIN = ("pretrain", "quickstart", "--method.name", "byol", *TINY, "--data.name", "folder")
+PRETRAIN = (*PRETRAIN, "--data.root", "photos", "--data.cache", "off")
 EMBED = ("embed", "encoder.safetensors", "--out", "found.npz", "--threads", "1", "--data.cache", "off")
 #: A detector that is trained in a second, on images that are drawn.
 DETECT = (
