@@ -962,7 +962,7 @@ def words_with_controls() -> Iterator[Case]:
 def names_with_controls() -> Iterator[Case]:
     """Names of files, classes, runs and members on the disk."""
     for name, text in TEXTS.items():
-        short = text[:80]
+        short = text[:80].replace("/", "|")  # a name has none
 
         def classes(place: Place, text: str = short) -> None:
             folder = photos(place.case / "photos")
