@@ -95,7 +95,7 @@ def both(*steps: Callable[[Place], object]) -> Callable[[Place], None]:
     return prepare
 
 
-PLAN = ("plan", "quickstart", "--images", "100")
+PLAN = ("plan", "quickstart", "--images", "1000")
 CONFIGURED = (*PLAN, "--config", "given.yaml")
 KNN = ("evaluate", "knn", "run", "--data", "photos", "--data.split", "80%", "--data.test_split", "-20%")
 KNN = (
