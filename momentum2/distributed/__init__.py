@@ -59,8 +59,8 @@ def is_first_to_say(sentence: str) -> bool:
     first one of each machine speaks.
     """
     if _store is None:
-        place = os.environ.get("LOCAL_RANK", "0")
-        return place == "0" or not place.isdecimal()  # whatever else it says, somebody must speak
+        place, alone = os.environ.get("LOCAL_RANK", "0"), os.environ.get("WORLD_SIZE", "1") == "1"
+        return alone or place == "0" or not place.isdecimal()  # whatever else it says, somebody must speak
     try:
         return bool(_store.add(f"said/{hashlib.sha256(sentence.encode()).hexdigest()}", 1) == 1)
     except RuntimeError:  # whoever kept the store has gone
