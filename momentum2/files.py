@@ -89,8 +89,11 @@ def _short_int(text: str) -> int:
     return number
 
 
-def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """As `os.walk`, in order and however deep: before Python 3.12 that is a recursion, as `rglob` is."""
+def folders_below(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As `os.walk`, in order and however deep: before Python 3.12 that is a recursion, as `rglob` is.
+
+    Links to folders are listed among the files and not followed.
+    """
     waiting = [os.fspath(folder)]
     while waiting:
         place = waiting.pop()
@@ -105,7 +108,7 @@ def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
 
 def files_below(folder: Path, *suffixes: str) -> Iterator[Path]:
     """The regular files below a folder that end so, in order."""
-    for place, _, names in walk(folder):
+    for place, _, names in folders_below(folder):
         for name in names:
             path = Path(place, name)
             if path.suffix.lower() in suffixes and path.is_file():

@@ -61,8 +61,8 @@ FAST = MethodConfig(
     alpha=0.7,
     temperature=0.1,
 )
-#: The same for minutes of a CPU, in which a teacher is not worth the time of its forward passes: with one that follows at
-#: once, what remains is close to SimCLR. `--method.name byol` brings the teacher back.
+#: The same for minutes of a CPU, in which a teacher is not worth the time of its forward passes: with one that follows
+#: at once, what remains is close to SimCLR. `--method.name byol` brings the teacher back.
 FASTEST = replace(FAST, name="simclr")
 #: Orthogonalized steps, whose size does not depend on the loss; the rate is 0.04 for 128 images.
 FAST_OPTIM = OptimConfig("muon", lr=0.08, weight_decay=0.0, nesterov=True)

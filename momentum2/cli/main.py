@@ -18,6 +18,11 @@ from momentum2.errors import ProcessLost, SaidElsewhere, SettingError, UserError
 from momentum2.terminal import show
 
 _PATHS = ("TEXT", "RUN", "RUN IMAGE", "DATA", "DIR", "FEATURES")  # most texts are paths
+#: Errors without a file's name that limits or devices of the machine are the cause of.
+_LIMITS = {
+    *(errno.EMFILE, errno.ENFILE, errno.EFBIG, errno.EAGAIN, errno.ENOMEM),
+    *(errno.EIO, errno.EBADF, errno.EPIPE, errno.ENXIO, errno.ENODEV, errno.EPERM),
+}
 _LONGEST = 2_000  # characters of a line, such as one that quotes what somebody wrote
 
 
@@ -136,6 +141,8 @@ def _of_the_machine(error: Exception) -> str | None:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "The disk is full. Free some space and run the same command again to resume."
     if error.filename is None:
+        if error.errno not in _LIMITS:
+            return None
         return f"Something could not be read or written ({error.strerror}). Check the limits of this machine."
     path = shown(os.fsdecode(error.filename))
     return f"{path} cannot be used ({error.strerror}). Check the path and its permissions."

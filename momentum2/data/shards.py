@@ -256,7 +256,7 @@ def find_shards(root: str) -> list[Path]:
             if start is None:
                 raise SettingError("data.root", f"{pattern} does not exist.")
             found += sorted(Path(*parts[:start]).glob(str(Path(*parts[start:]))))
-    return [real(file) for file in found if file.suffix == ".tar"]
+    return [real(file) for file in found if file.suffix.lower() == ".tar"]
 
 
 def expand(pattern: str) -> list[str]:

@@ -75,7 +75,9 @@ def measure(dataset: Dataset, count: int = 256) -> Statistics:
     numbers = values.astype(np.float64)
     numbers[~np.isfinite(numbers)] = np.nan
     if np.isnan(numbers).all(0).any():
-        raise SettingError("data.root", "has a channel without finite values in the images looked at.")
+        raise SettingError(
+            "data.root", "has a channel without finite values. Check the images, or set data.channels."
+        )
     ranges = np.nanpercentile(numbers, PERCENTILES, axis=0).T
     window = dataset.reading.window
     if kinds != ["uint8"] and window is None:

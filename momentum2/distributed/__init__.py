@@ -79,8 +79,8 @@ def setup(device: torch.device) -> None:
         store, rank, world = _fresh_store()
     except dist.DistError as error:
         raise ProcessLost(
-            f"The processes of this run did not all come, for which they have {_JOINING.seconds / 60:g} minutes "
-            f"({reason(error)}). Run the same command again, on all machines if there are several."
+            f"Not all processes of this run started within {_JOINING.seconds / 60:g} minutes ({reason(error)}). Run "
+            "the same command again, on all machines if there are several."
         ) from error
     _store = store
     if device.type != "cuda":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from momentum2.errors import UserError
-from momentum2.files import real, walk
+from momentum2.files import folders_below, real
 from momentum2.runs.handle import Snapshot, differing_settings, read_run
 from momentum2.runs.names import CONFIG
 
@@ -41,7 +41,7 @@ class RunRow:
 
 def find_runs(folder: Path) -> Iterator[Path]:
     """Run directories at or below a folder, by name; what is inside a run, such as its evaluations, is part of it."""
-    for place, folders, files in walk(folder):
+    for place, folders, files in folders_below(folder):
         if CONFIG in files:
             folders.clear()
             yield Path(place)

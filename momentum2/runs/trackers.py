@@ -189,9 +189,11 @@ class _Tail:
                 self.counts.clear()
             file.seek(self.offset)
             while line := file.readline(_LONGEST_LINE):
+                while len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
+                    line = file.readline(_LONGEST_LINE)  # no line of ours: its last part is no record
                 if not line.endswith(b"\n"):
-                    return  # it is being written, or no line of ours
-                self.offset += len(line)
+                    return  # it is being written
+                self.offset = file.tell()
                 record = parse_record(line.decode(errors="replace"))
                 if record is None or "alarm" in record:
                     continue

@@ -48,7 +48,7 @@ def starting_weights(config: Config, before: Mapping[str, Any]) -> Start:
     file = Path(cast(str, model.weights))
     if not file.is_file():
         raise UserError(f"There is no weights file {file}.")
-    read_state(file)  # what is none is noticed before all of it is read
+    read_state(file)  # refuse a file that holds no weights before hashing it
     return Start({"name": file.name, "sha256": published.sha256(file)}, file)
 
 

@@ -220,7 +220,7 @@ def test_a_process_to_whom_nobody_comes_says_so(warm_python: str, rank: int, sto
         timeout=1800,
     )
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"The processes of this run did not all come, .* \(.*\)\. Run .*\.\n", done.stdout)
+    assert re.fullmatch(r"Not all processes of this run started within .* \(.*\)\. Run .*\.\n", done.stdout)
 
 
 ALONE = """
