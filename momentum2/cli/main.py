@@ -107,7 +107,7 @@ def _run(arguments: list[str]) -> int:
         return _say(str(error), 1)
     except KeyboardInterrupt:  # while there was nothing to save yet
         return 130
-    except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
+    except (BrokenPipeError, SystemExit):  # `head` has seen enough; rich ends the program then
         return 0
     except Exception as error:
         cause = _of_the_machine(error)
@@ -129,12 +129,13 @@ def _is_first_to_say(sentence: str) -> bool:
 
 def _of_the_machine(error: Exception) -> str | None:
     """The sentence for an error that files or memory are the cause of, wherever it came up; None for any other."""
-    if (
-        isinstance(error, MemoryError)
-        or "can't allocate memory" in str(error)
-        or "out of memory" in str(error)
-        or "can't start new thread" in str(error)
+    signs = ("can't allocate memory", "out of memory", "can't start new thread")
+    cause: BaseException | None = error
+    while (
+        cause is not None and not isinstance(cause, MemoryError) and not any(s in str(cause) for s in signs)
     ):
+        cause = cause.__cause__
+    if cause is not None:
         return "There is not enough memory. Use a smaller batch, image size or network, or fewer workers."
     if not isinstance(error, OSError) or error.errno is None:
         return None

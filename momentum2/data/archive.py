@@ -24,7 +24,7 @@ _MOST_INFLATED, _HARMLESS = 100, 64 << 20
 #: What tarfile and zipfile raise for archives that are damaged, or made to confuse them.
 DAMAGE = (
     *(OSError, EOFError, ValueError, KeyError, IndexError, OverflowError, RuntimeError, struct.error),
-    *(zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile),
+    *(zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, MemoryError),  # of a header's size
 )
 
 
@@ -124,7 +124,7 @@ def _zip_members(path: Path) -> Iterator[tuple[str, int, int]]:
                 if not member.is_dir():
                     yield member.filename.removeprefix("./"), number, member.file_size
     except DAMAGE as error:
-        raise UserError(f"{path} is damaged ({error}). Create or download it again.") from error
+        raise UserError(f"{path} is damaged ({reason(error)}). Create or download it again.") from error
 
 
 def _tar_members(path: Path) -> Iterator[tuple[str, int, int]]:
@@ -136,6 +136,6 @@ def _tar_members(path: Path) -> Iterator[tuple[str, int, int]]:
                     yield member.name.removeprefix("./"), data.offset_data, data.size
     except DAMAGE as error:
         raise UserError(
-            f"{path} cannot be read in place ({error}). Use a .zip or an uncompressed .tar; decompress a .tar.gz or "
-            ".tar.xz first, for example with gunzip or unxz."
+            f"{path} cannot be read in place ({reason(error)}). Use a .zip or an uncompressed .tar; decompress a "
+            ".tar.gz or .tar.xz first, for example with gunzip or unxz."
         ) from error

@@ -1,6 +1,7 @@
 """For ONNX: a graph with its weights, for any batch size, compared with the encoder before it is kept."""
 
 import json
+import os
 import warnings
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,9 @@ TOLERANCE = 1e-4
 
 
 def write(loaded: LoadedEncoder, folder: Path) -> None:
+    os.environ.setdefault(
+        "ORT_DISABLE_TELEMETRY", "1"
+    )  # it would also warn, in colors, where it cannot keep its id
     try:
         import onnx  # noqa: F401
         import onnxruntime

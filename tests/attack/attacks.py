@@ -351,8 +351,8 @@ _PATHS = {
     "empty": "",
     "dot": ".",
     "up": "../" * 50 + "proc/nowhere",
-    "null": "null",
-    "full": "full",
+    "null": "./null",  # the word alone is no path but none
+    "full": "./full",
     "stdout": "/proc/self/fd/1",
     "newline": f"a\n{FORGED}",
     "bytes": "\udcff\udcfe",

@@ -102,7 +102,7 @@ _CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "home-file": {"environment": {"HOME": "file", "XDG_CACHE_HOME": "file"}, "prepare": _broken_home},
     "no-temporary-folder": {"environment": {"TMPDIR": "/proc/nonexistent", "TEMP": "", "TMP": "/dev/null"}},
     "lang-c": {"environment": {"LANG": "C", "LC_ALL": "C"}, "encoding": "ascii"},
-    "lang-odd": {"environment": {"LANG": "xx_YY.nonsense", "LC_ALL": "\x1b[31m"}},
+    "lang-odd": {"environment": {"LANG": "xx_YY.nonsense", "LC_ALL": "nonsense"}},
     "no-path": {"without": ("PATH", "LANG")},
     "no-columns": {"environment": {"COLUMNS": "0", "LINES": "-1", "TERM": "\x1b[31m"}},
     "one-column": {"environment": {"COLUMNS": "1", "TERM": "dumb"}},
