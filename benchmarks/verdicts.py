@@ -93,7 +93,7 @@ def verdict_rows(tables: Sequence[dict[str, Any]], targets: dict[str, Any]) -> I
                 found = verdict.get("seconds" if claim.cost else "top-1")
                 where = setting(table)
                 if claim.cost:
-                    where = "time of a step, %; two processes"
+                    where = "time of a step, %; turns on two processes"
                 paper = "–" if verdict["paper"] is None else f"{verdict['paper']:+.1f}".replace("-", "−")
                 if found and not (claim.cost and known):  # the time depends on no loss
                     known.append([claim.words, where, paper, *cells(found)])
@@ -120,11 +120,11 @@ def stability_rows(targets: dict[str, Any]) -> Iterator[list[str]]:
     """Verdicts on the noise of targets, in units of the signal."""
     for words, part, b in (
         ("Targets of Momentum BN are less noisy than those of BN", "noise", "local"),
-        ("Their errors are smaller than those of synced BN", "sum", "synced"),
+        ("Their errors are smaller than those of synced BN (not in the paper)", "sum", "synced"),
     ):
-        for share, when in ((0.5, "middle"), (1.0, "end")):
+        for share, when in ((0.5, "middle of training"), (1.0, "end of training, where α is 0")):
             found = judge(differences(targets, share, part, b, "scheduled"))
-            yield [words, f"{part}/signal, {when} of training", "–", *cells(asdict(found), 2)]
+            yield [words, f"{part}/signal, {when}", "–", *cells(asdict(found), 2)]
 
 
 def command(table: dict[str, Any]) -> str:
@@ -155,7 +155,8 @@ def of_norms(targets: dict[str, Any]) -> str:
     rows = []
     for name in dict.fromkeys(name for name, _ in points):
         means = [points[name, share]["mean"] for share in shares]
-        rows.append([name, *(f"{abs(m[part]):.2f}" for part in ("noise", "sum") for m in means)])
+        values = [m[part] for part in ("noise", "sum") for m in means]
+        rows.append([name, *(f"{value:.2f}".replace("-0.00", "0.00").replace("-", "−") for value in values)])
     return grid(head, rows)
 
 
