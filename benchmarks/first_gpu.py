@@ -163,6 +163,8 @@ def kill(folder: Path) -> None:
         "momentum2",
         "pretrain",
         "quickstart",
+        "--method.name",
+        "byol",
         "--train.device",
         "cuda",
         "--train.steps=12",

@@ -60,7 +60,7 @@ def commands(row: str, out: Path, data: str, epochs: int, seed: int) -> list[lis
 
 
 def start(options: argparse.Namespace) -> int:
-    """Train, or go on; then evaluate. Ends with the code of a command that fails or is stopped."""
+    """Train, or resume; then evaluate. Ends with the code of a command that fails or is stopped."""
     for words in commands(options.row, Path(options.out), options.data, options.epochs, options.seed):
         code = subprocess.run([sys.executable, "-m", "momentum2", *words]).returncode
         if code:

@@ -31,6 +31,7 @@ NotNegative = Annotated[float, Limits(0, 10**6)]
 Width = Annotated[float, Limits(1e-3, 64)]
 Layer = Annotated[int, Limits(1, 2**18)]  # numbers in the output of a layer
 Side = Annotated[int, Limits(8, 4096)]  # of an image, in pixels
+Bands = Annotated[int, Limits(1, 10_000)]  # of an image
 Batch = Annotated[int, Limits(1, 10**6)]
 Processes = Annotated[int, Limits(1, 2**16)]
 Workers = Annotated[int, Limits(0, 512)]
@@ -203,7 +204,7 @@ class DataConfig:
     cache_dir: str | None = None
     download: bool = False
     max_bad_fraction: Share = 0.01
-    channels: Count = 3
+    channels: Bands = 3
     window: list[float] | None = None
     mean: list[float] | None = None
     std: list[float] | None = None

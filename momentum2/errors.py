@@ -80,14 +80,15 @@ def shown(text: object, most: int = 200) -> str:
 
     A terminal obeys what it prints; a name with a newline would be a line that we seem to have said.
     """
-    whole = str(text)
-    if len(whole) > most:
-        whole = f"{whole[: most // 2]}...{whole[-(most // 2) :]}"
+    whole = _cut(str(text), most)
     if whole.isprintable():
         return whole
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in whole
-    )
+    escaped = (c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in whole)
+    return _cut("".join(escaped), most)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-(most // 2) :]}"
 
 
 def reason(error: BaseException) -> str:

@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -35,6 +36,11 @@ LARGEST = 2**30
 def at_home(path: str) -> Path:
     """A path in which `~` is the user's home; one of a user who is not there stays as it is, and will not be found."""
     return Path(os.path.expanduser(path))
+
+
+def real(path: Path) -> Path:
+    """The path without links; before Python 3.13 a link to itself is a `RuntimeError` of `resolve`."""
+    return Path(os.path.realpath(path))
 
 
 def read(path: Path, limit: int = LARGEST) -> bytes:
@@ -68,11 +74,45 @@ def read_json(path: Path, limit: int = LARGEST) -> Any:
 
 
 def parse_json(data: bytes | str) -> Any:
-    """What a JSON text holds; a `ValueError` if it is none, however deep it is."""
+    """What a JSON text holds; a `ValueError` if it is none, however deep it is or long its numbers are."""
+    long = re.search(r"\d{19}", data, re.ASCII) if isinstance(data, str) else re.search(rb"\d{19}", data)
     try:
-        return json.loads(data)
+        return json.loads(data, parse_int=_short_int if long else None)
     except RecursionError:
         raise ValueError("the JSON is too deep") from None
+
+
+def _short_int(text: str) -> int:
+    """An integer of 64 bits: arithmetic with a longer one may be an error of its own, far from here."""
+    if not -(2**63) <= (number := int(text)) < 2**63:
+        raise ValueError("the JSON has a number of too many digits")
+    return number
+
+
+def folders_below(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As `os.walk`, in order and however deep: before Python 3.12 that is a recursion, as `rglob` is.
+
+    Links to folders are listed among the files and not followed.
+    """
+    waiting = [os.fspath(folder)]
+    while waiting:
+        place = waiting.pop()
+        folders, files = list[str](), list[str]()
+        with suppress(OSError), os.scandir(place) as entries:
+            for entry in entries:
+                (folders if entry.is_dir(follow_symlinks=False) else files).append(entry.name)
+        folders.sort()
+        yield place, folders, sorted(files)
+        waiting += [os.path.join(place, name) for name in reversed(folders)]
+
+
+def files_below(folder: Path, *suffixes: str) -> Iterator[Path]:
+    """The regular files below a folder that end so, in order."""
+    for place, _, names in folders_below(folder):
+        for name in names:
+            path = Path(place, name)
+            if path.suffix.lower() in suffixes and path.is_file():
+                yield path
 
 
 def append(path: Path) -> TextIO:
@@ -129,6 +169,8 @@ def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
 def asked_for(setting: str, path: Path) -> Iterator[None]:
     """Inside, `path` is written because a setting names it: if it cannot be, that is a mistake in the setting."""
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():  # /dev/stdout is a link
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         yield
     except OSError as error:
         raise SettingError(
@@ -174,6 +216,12 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def whole_path(path: Path) -> Iterator[Path]:
     """A place for others to write a file to, which takes the place of `path` at the end of the block."""
+    with suppress(FileNotFoundError):
+        mode = os.lstat(path).st_mode
+        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            raise OSError(
+                errno.EINVAL, "it is not a regular file", str(path)
+            )  # nobody wants /dev/null replaced
     temporary = _unfinished(path)
     try:
         yield temporary

@@ -34,6 +34,7 @@ from momentum2.settings import flatten
 
 ROOT = Path(__file__).parents[1]
 TINY = {
+    "method.name": "byol",
     "model": {"width": 0.125, "projector_hidden": 16, "projector_out": 8},
     "data.train_size": 64,
     "data.cache": "off",

@@ -76,13 +76,13 @@ def planned(*arguments: str) -> Config:
         (["plan", "quickstart", "--optim.lr", "-1e-3"], "--optim.lr must be at least 0, not -0.001"),
         (["plan", "quickstart", "--monitor.log_every", "0"], "--monitor.log_every must be at least 1"),
         (
-            ["plan", "quickstart", "--views.recipe", "supervised"],
+            ["plan", "quickstart-paper", "--views.recipe", "supervised"],
             "makes 1 view per image, but BYOL takes at least 2 views. Use byol, or",
         ),
         (["plan", "quickstart-paper", "--train.devices", "32"], "needs at least 2 samples but would get 1"),
         (["plan", "quickstart", "--train.devices", "7"], "cannot be divided among 7 device(s)"),
         (
-            ["plan", "quickstart", "--method.teacher_norm", "shuffle"],
+            ["plan", "quickstart-paper", "--method.teacher_norm", "shuffle"],
             "--method.teacher_norm shuffle does not work with BYOL",
         ),
         (["plan", "quickstart", "extra"], "Unexpected argument 'extra'. See momentum2 plan --help."),
@@ -536,3 +536,25 @@ def test_old_spellings_are_taken_and_named(tmp_path: Path, capsys: pytest.Captur
     assert main(["plan", "quickstart", "--images", "1000", "--views.colour", "0.5"]) == 0
     assert capsys.readouterr().err == "momentum2: views.colour is now views.color.\n"
     assert planned("quickstart", "--views.colour", "0.5").views.color == 0.5
+
+
+@pytest.mark.parametrize("stdout", ["unread", "full", "closed"])
+def test_a_stream_that_takes_nothing_is_no_traceback(stdout: str):
+    """As with `| true`, a full disk, and `>&-`: what is printed is written only at the end."""
+    words = [sys.executable, "-m", "momentum2", "--version"]
+    if stdout == "closed":
+        words = [sys.executable, "-c", f"import os; os.close(1); os.execv({words[0]!r}, {words})"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open("/dev/full", "wb") as full, open(writing, "wb") as unread:
+        done = subprocess.run(
+            words,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+            stdout={"unread": unread, "full": full, "closed": None}[stdout],
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    said = ["momentum2: The disk is full. Free some space and run the same command again to resume."]
+    assert done.stderr.splitlines() == (said if stdout == "full" else [])
+    assert done.returncode == (2 if stdout == "full" else 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from momentum2 import files
-from momentum2.errors import shown
+from momentum2.errors import SettingError, shown
 
 
 @pytest.fixture
@@ -87,3 +87,45 @@ def test_a_lock_is_held_against_other_processes(tmp_path: Path):
 )
 def test_names_are_shown_without_what_a_terminal_would_obey(text: str, seen: str):
     assert shown(text) == seen
+
+
+def test_what_is_written_takes_the_place_of_no_pipe_or_device(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"):
+        files.write_whole(tmp_path / "pipe", b"x")
+    (tmp_path / "link").symlink_to("/dev/null")
+    with pytest.raises(SettingError, match="not a regular file"), files.asked_for("out", tmp_path / "link"):
+        files.write_whole(tmp_path / "link", b"x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("text", ["9" * 19, '{"a": ' + "9" * 400 + "}", "[-" + "9" * 30 + "]"])
+def test_a_number_of_too_many_digits_is_not_json(text: str):
+    with pytest.raises(ValueError, match="too many digits"):
+        files.parse_json(text)
+    with pytest.raises(ValueError, match="too many digits"):
+        files.parse_json(text.encode())
+
+
+def test_other_long_numbers_are_json():
+    assert files.parse_json("[9223372036854775807, 0.12345678901234567890123]") == [
+        2**63 - 1,
+        0.12345678901234568,
+    ]
+
+
+def test_folders_are_walked_however_deep(tmp_path: Path):
+    here = os.getcwd()
+    os.chdir(tmp_path)
+    try:
+        for _ in range(1500):
+            os.mkdir("a")
+            os.chdir("a")
+        Path("b.TAR").touch()
+    finally:
+        os.chdir(here)
+    (tmp_path / "b.tar").touch()
+    (tmp_path / "a" / "c.tar").symlink_to("nowhere")
+    assert [path.name for path in files.files_below(tmp_path, ".tar")] == ["b.tar", "b.TAR"]

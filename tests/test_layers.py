@@ -136,6 +136,7 @@ def test_files_are_written_in_one_place():
                 continue
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             assert name not in ("write_text", "write_bytes"), f"{place}:{node.lineno}"
+            assert name != "savefig" or ast.unparse(node.args[0]) == "file", f"{place}:{node.lineno}"
             words = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
             words += [k.value.value for k in node.keywords if isinstance(k.value, ast.Constant)]
             modes = {w for w in words if isinstance(w, str) and re.fullmatch(r"[wax][bt+]{0,2}", w)}

@@ -755,7 +755,7 @@ COMMANDS: dict[str, Command] = {
         "Run a table of the paper and print it next to the paper's numbers. Each row is run with each seed, and what "
         "is finished is not run again: the same command resumes after any interruption. smoke takes minutes on the "
         "built-in shapes and shows that everything works; cifar is the same comparison on CIFAR-10 (image files in "
-        "train/ and test/), for two CPU cores overnight, about 40 minutes per row and seed; paper has the "
+        "train/ and test/), about two minutes of one core per row and seed; paper has the "
         "published settings. stability is not a table: it measures, in one training run per seed, how much the targets "
         "of a teacher owe to the other images of their batch, by its norm and the samples per device.",
         "TABLE [--scale smoke|cifar|paper] [options]",

@@ -18,6 +18,11 @@ from momentum2.errors import ProcessLost, SaidElsewhere, SettingError, UserError
 from momentum2.terminal import show
 
 _PATHS = ("TEXT", "RUN", "RUN IMAGE", "DATA", "DIR", "FEATURES")  # most texts are paths
+#: Errors without a file's name that limits or devices of the machine are the cause of.
+_LIMITS = {
+    *(errno.EMFILE, errno.ENFILE, errno.EFBIG, errno.EAGAIN, errno.ENOMEM),
+    *(errno.EIO, errno.EBADF, errno.EPIPE, errno.ENXIO, errno.ENODEV, errno.EPERM),
+}
 _LONGEST = 2_000  # characters of a line, such as one that quotes what somebody wrote
 
 
@@ -25,9 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     with _listening():
         code = _run(list(sys.argv[1:] if argv is None else argv))
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (
+            OSError
+        ):  # which was said, as far as it can be; Python's end would say it again and change the code
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     if _others_wait():  # what python does at its end would wait for them
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(code)
     return code
 
@@ -60,32 +70,35 @@ def _listening() -> Iterator[None]:
 
 
 def _run(arguments: list[str]) -> int:
+    """Run a command, to the last line that it prints."""
     words: Words | None = None
     try:
+        code = 0
+        kinds = [name for name in COMMANDS if name.startswith(f"{arguments[0]} ")] if arguments else []
         if not arguments or arguments[0] in ("-h", "--help", "help"):
             _print_help()
-            return 0
-        if arguments[0] in ("--version", "version"):
+        elif arguments[0] in ("--version", "version"):
             print(f"momentum2 {__version__}")
-            return 0
-        if arguments[0].startswith("--print-completion"):
+        elif arguments[0].startswith("--print-completion"):
             print(_completion("=".join(arguments).partition("=")[2]))
-            return 0
-        kinds = [name for name in COMMANDS if name.startswith(f"{arguments[0]} ")]
-        if kinds and arguments[1:] in (["-h"], ["--help"]):
+        elif kinds and arguments[1:] in (["-h"], ["--help"]):
             _print_help(kinds)
-            return 0
-        name, rest = _find(arguments)
-        options = COMMANDS[name].options()
-        words = options.parse(name, rest)
-        if words.help:
-            parser = _parser(name)
-            options.fill(parser, COMMANDS[name].defaults(words))
-            parser.print_help()
-            return 0
-        for sentence in words.old:
-            _say(sentence, 0)
-        return COMMANDS[name].run(words)
+        else:
+            name, rest = _find(arguments)
+            options = COMMANDS[name].options()
+            words = options.parse(name, rest)
+            if words.help:
+                parser = _parser(name)
+                options.fill(parser, COMMANDS[name].defaults(words))
+                print(
+                    parser.format_help(), end=""
+                )  # argparse would print nothing to a full disk without a word
+            else:
+                for sentence in words.old:
+                    _say(sentence, 0)
+                code = COMMANDS[name].run(words)
+        sys.stdout.flush()
+        return code
     except SaidElsewhere:
         return 2
     except UserError as error:
@@ -95,7 +108,6 @@ def _run(arguments: list[str]) -> int:
     except KeyboardInterrupt:  # while there was nothing to save yet
         return 130
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
         cause = _of_the_machine(error)
@@ -104,7 +116,8 @@ def _run(arguments: list[str]) -> int:
 
 def _say(sentence: str, code: int) -> int:
     if "RANK" not in os.environ or _is_first_to_say(sentence):
-        print(f"momentum2: {shown(sentence, _LONGEST)}", file=sys.stderr)
+        with suppress(OSError):  # of a stream that nobody reads any more: the code still says it
+            print(f"momentum2: {shown(sentence, _LONGEST)}", file=sys.stderr)
     return code
 
 
@@ -120,6 +133,7 @@ def _of_the_machine(error: Exception) -> str | None:
         isinstance(error, MemoryError)
         or "can't allocate memory" in str(error)
         or "out of memory" in str(error)
+        or "can't start new thread" in str(error)
     ):
         return "There is not enough memory. Use a smaller batch, image size or network, or fewer workers."
     if not isinstance(error, OSError) or error.errno is None:
@@ -127,7 +141,9 @@ def _of_the_machine(error: Exception) -> str | None:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "The disk is full. Free some space and run the same command again to resume."
     if error.filename is None:
-        return None
+        if error.errno not in _LIMITS:
+            return None
+        return f"Something could not be read or written ({error.strerror}). Check the limits of this machine."
     path = shown(os.fsdecode(error.filename))
     return f"{path} cannot be used ({error.strerror}). Check the path and its permissions."
 

@@ -22,7 +22,7 @@ from momentum2.terminal import progress
 #: How many times larger than in its archive an image can be: most formats are compressed already. Smaller ones may.
 _MOST_INFLATED, _HARMLESS = 100, 64 << 20
 #: What tarfile and zipfile raise for archives that are damaged, or made to confuse them.
-_DAMAGE = (
+DAMAGE = (
     *(OSError, EOFError, ValueError, KeyError, IndexError, OverflowError, RuntimeError, struct.error),
     *(zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile),
 )
@@ -52,7 +52,7 @@ class Archive(Dataset):
         refuse_large(size)
         try:
             data = self._from_zip(place) if self.is_zip else self._from_tar(place, size)
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise BadImage(reason(error)) from error
         return Encoded(data, self.reading)
 
@@ -123,7 +123,7 @@ def _zip_members(path: Path) -> Iterator[tuple[str, int, int]]:
             for number, member in enumerate(file.infolist()):
                 if not member.is_dir():
                     yield member.filename.removeprefix("./"), number, member.file_size
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise UserError(f"{path} is damaged ({error}). Create or download it again.") from error
 
 
@@ -134,7 +134,7 @@ def _tar_members(path: Path) -> Iterator[tuple[str, int, int]]:
                 data = file.getmember(member.linkname) if member.islnk() else member
                 if data.isreg() and 0 <= data.size < 2**62 and not data.issparse():
                     yield member.name.removeprefix("./"), data.offset_data, data.size
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise UserError(
             f"{path} cannot be read in place ({error}). Use a .zip or an uncompressed .tar; decompress a .tar.gz or "
             ".tar.xz first, for example with gunzip or unxz."

@@ -198,7 +198,7 @@ def _checked(folder: Path, count: int, channels: int) -> Content:
     manifest = read_json(folder / "manifest.json")
     size, blocks = int(manifest["bytes"]), np.array(manifest["blocks"], np.int64)
     pixels = (folder / "pixels.bin").lstat()
-    if not stat.S_ISREG(pixels.st_mode) or pixels.st_size != size or len(blocks) != -(-size // BLOCK):
+    if not stat.S_ISREG(pixels.st_mode) or pixels.st_size != size or blocks.shape != (-(-size // BLOCK),):
         raise ValueError("pixels.bin has a different size")
     data = read(folder / "index.npy", 1000 + 24 * count)
     if hashlib.sha256(data).hexdigest() != manifest["index"]:

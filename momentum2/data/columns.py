@@ -1,6 +1,7 @@
 """Tables of image files: paths in a .csv, .tsv or .parquet, perhaps with a label and a split beside each."""
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 from momentum2.data.folders import Files
 from momentum2.data.layout import labels_from_words
 from momentum2.errors import SettingError, UserError
+from momentum2.files import open_regular, read
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 IMAGE_COLUMNS = ("path", "file", "image", "file_name", "filename", "file_path", "image_path", "img")
@@ -62,10 +64,10 @@ def _rows(path: Path, image: str | None, label: str | None) -> list[tuple[str, s
 
 def _text(path: Path, image: str | None, label: str | None) -> list[list[str]]:
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
-            chosen = choose_columns(reader.fieldnames or (), image, label, path)
-            rows = [[(row.get(name) or "").strip() if name else "" for name in chosen] for row in reader]
+        text = io.StringIO(read(path).decode("utf-8-sig"), newline="")
+        reader = csv.DictReader(text, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+        chosen = choose_columns(reader.fieldnames or (), image, label, path)
+        rows = [[(row.get(name) or "").strip() if name else "" for name in chosen] for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} cannot be read as a table ({error}).") from error
     return [list(column) for column in zip(*rows, strict=True)] if rows else [[], [], []]
@@ -78,7 +80,8 @@ def _parquet(path: Path, image: str | None, label: str | None) -> list[list[str]
     except ImportError:
         raise UserError("Parquet needs an extra. Run pip install 'momentum2[parquet]'.") from None
     try:
-        schema = pq.read_schema(path)
+        with open_regular(path) as file:
+            schema = pq.read_schema(file)
         chosen = choose_columns(schema.names, image, label, path)
         if not pa.types.is_string(schema.field(chosen[0]).type):
             raise SettingError(
@@ -86,7 +89,8 @@ def _parquet(path: Path, image: str | None, label: str | None) -> list[list[str]
                 f"{chosen[0]} of {path} has no paths but {schema.field(chosen[0]).type}. Images inside a table "
                 'are read by the data set "hf".',
             )
-        table = pq.read_table(path, columns=[name for name in chosen if name])
+        with open_regular(path) as file:
+            table = pq.read_table(file, columns=[name for name in chosen if name])
     except (OSError, pa.ArrowException) as error:
         raise UserError(
             f"{path} cannot be read as a table ({' '.join(str(error).split())[:200]})."
@@ -126,8 +130,8 @@ def _usual(by_name: Mapping[str, str], usual: Sequence[str]) -> str | None:
 def has_header(path: Path) -> bool:
     """Whether the first line of a text table names columns, one of them as columns of images are named."""
     try:
-        with path.open(encoding="utf-8-sig", errors="replace") as file:
-            first = file.readline(10_000).strip()
+        with open_regular(path) as file:
+            first = file.readline(10_000).decode("utf-8-sig", "replace").strip()
     except OSError:
         return False
     return _usual({word.lower(): word for word in first.split("\t")}, IMAGE_COLUMNS) is not None
@@ -141,7 +145,8 @@ def has_images(path: Path) -> bool:
     except ImportError:
         return False
     try:
-        kinds = [field.type for field in pq.read_schema(path)]
+        with open_regular(path) as file:
+            kinds = [field.type for field in pq.read_schema(file)]
     except (OSError, pa.ArrowException):
         return False
     return any(pa.types.is_binary(kind) or pa.types.is_struct(kind) for kind in kinds)

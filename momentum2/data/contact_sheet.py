@@ -10,7 +10,7 @@ from torch import Tensor
 
 from momentum2.augment import Normalization, ViewSpec, render, view_specs
 from momentum2.config import Config
-from momentum2.data.images import Pixels, visible
+from momentum2.data.images import MAX_PIXELS, Pixels, visible
 from momentum2.data.loader import Loader
 from momentum2.data.opening import open_dataset
 from momentum2.errors import SettingError
@@ -25,6 +25,11 @@ def write_views(config: Config, out_path: Path, count: int = 8) -> None:
     dataset = open_dataset(replace(config.data, cache="off"), seed=config.train.seed)
     specs = view_specs(config.views, config.data.image_size, Normalization.of(config.data))
     count = max(1, min(count, len(dataset)))
+    most = max(1, MAX_PIXELS // ((1 + len(specs)) * specs[0].size ** 2))
+    if count > most:
+        raise SettingError(
+            "count", f"must be at most {most} with views of {specs[0].size:,} pixels, not {count}."
+        )
     with Loader(dataset, specs, seed=config.train.seed, batch_size=count, stop=1) as batches:
         batch = next(iter(batches))
     views = [

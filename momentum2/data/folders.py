@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from momentum2.data.dataset import Dataset, Ints
-from momentum2.data.images import BadImage, Encoded, refuse_large
+from momentum2.data.images import ARRAY_SUFFIXES, SUFFIXES, BadImage, Encoded, refuse_large
 from momentum2.data.layout import (
+    HIDDEN,
     choose_split,
     images_among,
     is_array,
-    is_hidden,
     is_image,
     labels_from_folders,
     labels_from_words,
@@ -26,6 +26,7 @@ from momentum2.files import read, version
 from momentum2.terminal import progress
 
 _MOST_WAYS = 100  # that links may lead to one folder
+_LISTED = (*SUFFIXES, *ARRAY_SUFFIXES)
 
 
 class Files(Dataset):
@@ -59,7 +60,10 @@ def open_folder(root: Path, split: str) -> Files:
     if not root.is_dir():
         raise SettingError("data.root", f"{root} is not a folder. Pass the folder of images.")
     folder = choose_split(subfolders(root), split, str(root))
-    inside = images_among(_listed(root / folder), str(root / folder))
+    inside = _listed(root / folder)
+    together = "\n".join(inside).lower()
+    if any(suffix in together for suffix in ARRAY_SUFFIXES):  # a glance, where the names are many
+        inside = images_among(inside, str(root / folder))
     if not inside:
         raise SettingError("data.root", f"{root / folder} contains no images ({_what_is_in(root / folder)}).")
     classes: set[str] = set()
@@ -131,7 +135,8 @@ def _open_at_once(path: str, flags: int) -> int:
 def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            return sorted([entry for entry in entries if not is_hidden(entry.name)], key=attrgetter("name"))
+            seen = [entry for entry in entries if not entry.name.startswith(HIDDEN)]
+            return sorted(seen, key=attrgetter("name"))
     except OSError as error:
         raise UserError(f"The folder {folder} cannot be listed ({error.strerror}).") from error
 
@@ -148,27 +153,30 @@ def subfolders(folder: Path) -> list[str]:
     return [entry.name for entry in _entries(folder) if _is_folder(entry)]
 
 
-def _listed(folder: Path) -> Iterator[str]:
+def _listed(folder: Path) -> list[str]:
     """What `walk` finds, telling on the way how much that is."""
+    names: list[str] = []
     with progress("Listing images", None, "images") as advance:
-        for count, name in enumerate(walk(folder), 1):
-            yield name
-            if count % 100 == 0:
-                advance(100)
+        for found in walk(folder):
+            names += found
+            advance(len(found))
+    return names
 
 
-def walk(folder: Path | str) -> Iterator[str]:
-    """Paths of the images and arrays below `folder` in a fixed order; a link back to a folder above is not followed.
+def walk(folder: Path | str) -> Iterator[list[str]]:
+    """Paths of the images and arrays below `folder` in a fixed order, those that are beside each other at a time.
 
-    A few links beside each other can lead to one folder in millions of ways: more than some are a `UserError`.
+    A link back to a folder above is not followed. A few links beside each other can lead to one folder in millions of
+    ways: more than some are a `UserError`.
     """
     ways = Counter[tuple[int, int]]()
-    waiting: list[tuple[str, frozenset[tuple[int, int]] | None]] = [("", frozenset())]  # None: not a folder
+    waiting: list[list[str] | tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
     while waiting:
-        name, above = waiting.pop()
-        if above is None:
-            yield name
+        files = waiting.pop()
+        if isinstance(files, list):
+            yield files
             continue
+        name, above = files
         place = os.path.join(folder, name)
         entries, before = _entries(place), f"{name}/" if name else ""
         found = os.stat(place)
@@ -181,11 +189,15 @@ def walk(folder: Path | str) -> Iterator[str]:
                 f"Links lead to the folder {place} in more than {_MOST_WAYS} ways. Remove some of them."
             )
         here = above | {identity}
-        for entry in reversed(entries):
+        beside: list[str] = []
+        inside: list[list[str] | tuple[str, frozenset[tuple[int, int]]]] = [beside]
+        for entry in entries:
             if _is_folder(entry):
-                waiting.append((before + entry.name, here))
-            elif is_image(entry.name) or is_array(entry.name):
-                waiting.append((before + entry.name, None))
+                beside = []
+                inside += (before + entry.name, here), beside
+            elif entry.name.lower().endswith(_LISTED):
+                beside.append(before + entry.name)
+        waiting += [part for part in reversed(inside) if part]
 
 
 def _what_is_in(folder: Path) -> str:

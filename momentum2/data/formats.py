@@ -97,7 +97,7 @@ def read_deep_png(data: bytes, channels: int) -> NDArray[Any]:
     """16-bit colors, of which Pillow gives one byte at a time: the upper ones and, read as if swapped, the lower."""
     halves = []
     for order in ("16B", "16L"):
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
             if image.mode not in ("RGB", "RGBA"):
                 raise BadImage("16-bit gray with transparency, which Pillow reduces to 8 bits")
             image.tile = [tile._replace(args=f"{image.mode};{order}") for tile in image.tile]

@@ -15,7 +15,7 @@ from momentum2.data.dataset import Dataset, Ints, Numbered
 from momentum2.data.images import MAX_BYTES, BadImage, Encoded, refuse_large
 from momentum2.data.layout import labels_from_words, no_split, split_in
 from momentum2.errors import SettingError, UserError, reason
-from momentum2.files import at_home, read
+from momentum2.files import at_home, files_below, folders_below, read
 
 
 class Rows(Dataset):
@@ -73,12 +73,16 @@ def open_hf(data: DataConfig, split: str) -> Rows:
 
 def _local(datasets: Any, path: Path, split: str, data: DataConfig) -> Any:
     if path.is_dir() and any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        found_below = (Path(place, name) for place, _, names in folders_below(path) for name in names)
+        odd = [p for p in found_below if not (p.is_file() or p.is_dir())]
+        if odd:  # a named pipe would be waited for
+            raise SettingError("data.root", f"{path} has {odd[0].name}, which is not a file. Remove it.")
         found = datasets.load_from_disk(str(path))
         if not isinstance(found, datasets.DatasetDict):
             found = {"train": found}
     else:
-        files = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
-        if not files or any(file.suffix != ".parquet" for file in files):
+        files = [path] if path.is_file() else list(files_below(path, ".parquet"))
+        if not files or any(file.suffix.lower() != ".parquet" for file in files):
             raise SettingError("data.root", f"{path} has no Parquet or Arrow data set.")
         by_split: dict[str, list[str]] = {}
         for file in files:

@@ -13,6 +13,8 @@ from momentum2.data.images import ARRAY_SUFFIXES, SUFFIXES
 from momentum2.errors import UserError
 from momentum2.terminal import is_first
 
+#: How names begin that nobody means.
+HIDDEN = (".", "__MACOSX")
 #: Folder names that divide a data set rather than name a class.
 SPLITS = ("train", "val", "valid", "validation", "test", "unlabeled")
 _WORDS = {**{word: word for word in reversed(SPLITS)}, "training": "train", "testing": "test"}
@@ -29,9 +31,6 @@ def is_array(name: str) -> bool:
 def images_among(names: Iterable[str], where: str) -> list[str]:
     """The names of image files; arrays (.npy, .dcm) are images where there are no others."""
     names = list(names)
-    endings = {name[name.rfind(".") :] for name in names}  # few, where the names are many
-    if all(map(is_image, endings)):
-        return names
     images, arrays = ([name for name in names if fits(name)] for fits in (is_image, is_array))
     if images and arrays:
         _say_once(
@@ -41,7 +40,7 @@ def images_among(names: Iterable[str], where: str) -> list[str]:
 
 
 def is_hidden(name: str) -> bool:
-    return name.startswith(".") or name == "__MACOSX"
+    return name.startswith(HIDDEN)
 
 
 def split_word(folder: str) -> str | None:
@@ -109,6 +108,7 @@ def labels_from_words(words: Sequence[str], chosen: Ints, where: str) -> tuple[I
     if not all(ours):
         raise UserError(f"Some images of {where} have a label and some do not. Label all of them or none.")
     every = set(words) - {""}
-    classes = sorted(every, key=int) if all(word.isdecimal() for word in every) else sorted(every)
+    numbered = all(word.isdecimal() and len(word) < 4000 for word in every)  # Python refuses longer numbers
+    classes = sorted(every, key=int) if numbered else sorted(every)
     numbers = {name: number for number, name in enumerate(classes)}
     return np.array([numbers[word] for word in ours], np.int64), classes

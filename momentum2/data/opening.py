@@ -27,10 +27,10 @@ from momentum2.data.remote import check_url, fetch, is_remote
 from momentum2.data.sampler import seeded_subset
 from momentum2.data.shards import find_shards, open_shards
 from momentum2.errors import SettingError, UserError
-from momentum2.files import at_home, locked
+from momentum2.files import at_home, files_below, locked
 
 #: What a folder without images is, by the files in it.
-_KINDS: dict[DataName, str] = {"shards": "*.tar", "hf": "*.parquet", "table": "*.csv"}
+_KINDS: dict[DataName, str] = {"shards": ".tar", "hf": ".parquet", "table": ".csv"}
 #: Number of images of `shapes` in each split.
 SHAPES = {"train": 20_000, "test": 4_000}
 
@@ -240,8 +240,8 @@ def _kind_of(source: str) -> DataName:
             return "hf"
         if next(walk(path), None) is not None:
             return "folder"
-        for kind, pattern in _KINDS.items():
-            if next(path.rglob(pattern), None) is not None:
+        for kind, suffix in _KINDS.items():
+            if next(files_below(path, suffix), None) is not None:
                 return kind
         return "folder"
     if suffix == ".parquet":

@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from momentum2.data.archive import DAMAGE
 from momentum2.data.cache import cache_folder
 from momentum2.data.dataset import Chosen, Dataset, Ints, Names
 from momentum2.data.images import BadImage, Encoded, refuse_large
 from momentum2.data.layout import is_array, is_hidden, is_image, labels_from_words, no_split, split_in
 from momentum2.data.workers import Workers
 from momentum2.errors import SettingError, UserError
-from momentum2.files import at_home, locked, parse_json, version, write_whole
+from momentum2.files import at_home, files_below, locked, open_regular, parse_json, real, version, write_whole
 from momentum2.machine import allowed_cores
 from momentum2.terminal import progress
 
@@ -65,7 +66,7 @@ class _Opened:
     """A shard that is open for reading until nobody needs it."""
 
     def __init__(self, path: str) -> None:
-        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def __del__(self) -> None:
         if hasattr(self, "number"):
@@ -196,7 +197,7 @@ class _ReadShard:
     def __call__(self, number: int) -> list[_Sample] | str:
         try:
             return list(_samples(self.files[number]))
-        except (tarfile.TarError, OSError, EOFError) as error:
+        except DAMAGE as error:
             return (
                 f"{self.files[number]} cannot be read as a shard ({error}). Shards are uncompressed .tar files; "
                 "decompress others first, for example with gunzip."
@@ -206,7 +207,7 @@ class _ReadShard:
 def _samples(path: str) -> Iterator[_Sample]:
     """Members whose names are the same up to the first dot are a sample: its first image, and its .cls or .json."""
     key, images, arrays, label = "", list[_Sample](), list[_Sample](), ""
-    with tarfile.open(path, "r:") as file:
+    with open_regular(Path(path)) as content, tarfile.open(fileobj=content, mode="r:") as file:
         for member in file:
             file.members = []  # type: ignore[attr-defined]  # it would keep them all
             name = member.name.removeprefix("./")
@@ -221,8 +222,8 @@ def _samples(path: str) -> Iterator[_Sample]:
                 found = _Sample(name, member.offset_data, member.size, "")
                 (images if is_image(last) else arrays).append(found)
             elif suffix in ("cls", "json") and not label and member.size <= _LARGEST_LABEL:
-                content = file.extractfile(member)
-                label = _label(content.read() if content else b"", suffix)
+                inside = file.extractfile(member)
+                label = _label(inside.read() if inside else b"", suffix)
         if os.stat(path).st_size < file.offset + tarfile.BLOCKSIZE:  # an archive ends in blocks of zeros
             raise tarfile.ReadError("it ends in the middle")
     yield from (image._replace(label=label) for image in (images or arrays)[:1])
@@ -246,7 +247,7 @@ def find_shards(root: str) -> list[Path]:
     for pattern in expand(root):
         path = at_home(pattern)
         if path.is_dir():
-            found += sorted(path.rglob("*.tar"))
+            found += files_below(path, ".tar")
         elif path.exists():
             found.append(path)
         else:
@@ -255,7 +256,7 @@ def find_shards(root: str) -> list[Path]:
             if start is None:
                 raise SettingError("data.root", f"{pattern} does not exist.")
             found += sorted(Path(*parts[:start]).glob(str(Path(*parts[start:]))))
-    return [file.resolve() for file in found if file.suffix == ".tar"]
+    return [real(file) for file in found if file.suffix.lower() == ".tar"]
 
 
 def expand(pattern: str) -> list[str]:
@@ -263,8 +264,9 @@ def expand(pattern: str) -> list[str]:
     braces = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
     if braces is None:
         return [pattern]
-    first, last = int(braces[1]), int(braces[2])
-    if last - first >= 1_000_000:
+    rest = expand(pattern[braces.end() :])
+    first, last = (int(word[:18]) for word in braces.groups())
+    if (last - first) * len(rest) >= 1_000_000 or max(map(len, braces.groups())) > 18:
         raise SettingError("data.root", f"{pattern} names too many shards.")
     numbers = (f"{number:0{len(braces[1])}}" for number in range(first, last + 1))
-    return [name for n in numbers for name in expand(pattern[: braces.start()] + n + pattern[braces.end() :])]
+    return [f"{pattern[: braces.start()]}{number}{name}" for number in numbers for name in rest]

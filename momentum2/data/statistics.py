@@ -72,11 +72,17 @@ def measure(dataset: Dataset, count: int = 256) -> Statistics:
         )
     values = np.concatenate(looked_at)
     kinds = sorted({str(one.dtype) for one in looked_at})
-    ranges = np.nanpercentile(values.astype(np.float64), PERCENTILES, axis=0).T
+    numbers = values.astype(np.float64)
+    numbers[~np.isfinite(numbers)] = np.nan
+    if np.isnan(numbers).all(0).any():
+        raise SettingError(
+            "data.root", "has a channel without finite values. Check the images, or set data.channels."
+        )
+    ranges = np.nanpercentile(numbers, PERCENTILES, axis=0).T
     window = dataset.reading.window
     if kinds != ["uint8"] and window is None:
         low, high = float(ranges[:, 1].min()), float(ranges[:, 3].max())
-        window = (low, high) if low < high else (low, low + 1)
+        window = (low, high) if low < high else (low, low + max(1.0, abs(low) * 1e-6))
     pixels = values / 255 if window is None else _scaled(values, window)
     mean, std = pixels.mean(0), np.maximum(pixels.std(0), 1 / 255)
     return Statistics(

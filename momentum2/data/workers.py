@@ -131,7 +131,7 @@ def _work(pipe: Connection, task: Callable[[Any], Any]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # a damaged file is told as a bad image
+    warnings.filterwarnings("ignore")  # a damaged file is told as a bad image
     with contextlib.suppress(EOFError, OSError):  # the parent is gone
         while True:
             job = pipe.recv()

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from momentum2.data.contact_sheet import write_picture
-from momentum2.data.images import SUFFIXES, BadImage, Encoded
+from momentum2.data.images import MAX_BYTES, SUFFIXES, BadImage, Encoded
 from momentum2.detection.detector import Detector
 from momentum2.detection.pictures import draw
 from momentum2.detection.predict import to_coco
 from momentum2.detection.saved import DetectorCard
 from momentum2.errors import SettingError, UserError
-from momentum2.files import write_whole
+from momentum2.files import files_below, read, write_whole
 from momentum2.runs.names import DETECTIONS
 
 log = logging.getLogger("momentum2")
@@ -29,14 +29,14 @@ def detect_in_folder(
     """
     if not folder.is_dir():
         raise SettingError("images", f"{folder} is not a folder.")
-    files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    files = list(files_below(folder, *SUFFIXES))
     if not files:
         raise SettingError("images", f"{folder} contains no images.")
     out.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = []
     for path in files:
         try:
-            pixels = Encoded(path.read_bytes()).pixels()
+            pixels = Encoded(read(path, MAX_BYTES)).pixels()
         except (OSError, BadImage) as error:
             log.warning("Cannot read %s (%s). Skipping it.", path, error)
             continue

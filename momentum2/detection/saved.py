@@ -8,16 +8,17 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from momentum2 import backbones
 from momentum2.detection.detector import Detector
 from momentum2.detection.models import build_detector
-from momentum2.detection.presets import DetectorName, EncoderConfig, HeadConfig
-from momentum2.errors import UserError
-from momentum2.files import write_whole
+from momentum2.detection.presets import DetectConfig, DetectorName, EncoderConfig, HeadConfig
+from momentum2.errors import SettingError, UserError
+from momentum2.files import parse_json, write_whole
 from momentum2.runs.names import DETECTOR
-from momentum2.weights import Architecture, to_bytes
+from momentum2.settings import flatten, override
+from momentum2.weights import Architecture, read_metadata, to_bytes
 
 _CARD = "momentum2-detector"  # key of the file's metadata
 _VERSION = 2  # of the tensors' names and of what they compute
@@ -59,12 +60,33 @@ def read_card(source: Path) -> DetectorCard:
     """What the detector in a run directory or file is."""
     path = _path(source)
     with _corrupt(path):
-        with safe_open(path, "pt") as file:
-            values = json.loads((file.metadata() or {})[_CARD])
+        values = parse_json(read_metadata(path)[_CARD])
         if values.pop("version", 1) != _VERSION:
             raise UserError(f"{path} was written by another version of momentum2. Fine-tune it again.")
-        parts = {"encoder": EncoderConfig(**values["encoder"]), "head": HeadConfig(**values["head"])}
-        return DetectorCard(**values | parts)
+        settings = override(
+            DetectConfig(),
+            {
+                "model": values["model"],
+                "data.test_short_edge": values["short_edge"],
+                "data.max_long_edge": values["max_long_edge"],
+                **flatten({"encoder": values["encoder"], "head": values["head"]}),
+            },
+        )
+        names, ids = list(values["class_names"]), list(values["category_ids"])
+        if not all(isinstance(name, str) for name in names) or not all(type(i) is int for i in ids):
+            raise ValueError("classes are texts with numbers")
+        if len(names) != len(ids):
+            raise ValueError("each class has one number")
+        data = settings.data
+        return DetectorCard(
+            settings.model,
+            settings.encoder,
+            settings.head,
+            data.test_short_edge,
+            data.max_long_edge,
+            names,
+            ids,
+        )
 
 
 def load_detector(source: Path, card: DetectorCard) -> Detector:
@@ -90,7 +112,16 @@ def _path(source: Path) -> Path:
 def _corrupt(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, RuntimeError):
+    except (
+        OSError,
+        SafetensorError,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RuntimeError,
+        SettingError,
+    ):
         raise UserError(
             f"{path} is corrupt or not a detector. Pass a run directory of momentum2 detect."
         ) from None

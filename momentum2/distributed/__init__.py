@@ -20,9 +20,13 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from momentum2.errors import ProcessLost, reason
+
 #: How long a process waits for the others in a collective: their images may take long to prepare. A lost process is
 #: noticed by torchrun.
 _TIMEOUT = timedelta(minutes=60)
+#: How long a process waits for the others to come at all: they are started together, and have done nothing yet.
+_JOINING = timedelta(minutes=10)
 
 
 def rank() -> int:
@@ -55,8 +59,8 @@ def is_first_to_say(sentence: str) -> bool:
     first one of each machine speaks.
     """
     if _store is None:
-        place = os.environ.get("LOCAL_RANK", "0")
-        return place == "0" or not place.isdecimal()  # whatever else it says, somebody must speak
+        place, alone = os.environ.get("LOCAL_RANK", "0"), os.environ.get("WORLD_SIZE", "1") == "1"
+        return alone or place == "0" or not place.isdecimal()  # whatever else it says, somebody must speak
     try:
         return bool(_store.add(f"said/{hashlib.sha256(sentence.encode()).hexdigest()}", 1) == 1)
     except RuntimeError:  # whoever kept the store has gone
@@ -71,7 +75,13 @@ def setup(device: torch.device) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
     global _store
-    store, rank, world = _fresh_store()
+    try:
+        store, rank, world = _fresh_store()
+    except dist.DistError as error:
+        raise ProcessLost(
+            f"Not all processes of this run started within {_JOINING.seconds / 60:g} minutes ({reason(error)}). Run "
+            "the same command again, on all machines if there are several."
+        ) from error
     _store = store
     if device.type != "cuda":
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=_TIMEOUT)
@@ -92,10 +102,13 @@ def _fresh_store() -> tuple[Store, int, int]:
     tell the starts apart. Process 0 therefore draws a name, and gives it to each process that has greeted it
     with a key of its own, until all have taken it. Nobody waits for the answer to an old greeting.
     """
-    store, rank, world = next(rendezvous("env://"))
+    store, rank, world = next(rendezvous("env://", timeout=_JOINING))
     name = uuid.uuid4().hex
     if rank == 0:
-        while store.add(f"{name}/joined", 0) < world - 1:
+        end = time.monotonic() + _JOINING.total_seconds()
+        while (came := store.add(f"{name}/joined", 0)) < world - 1:
+            if time.monotonic() > end:
+                raise dist.DistStoreError(f"{came} of {world - 1} others came")
             for r in range(1, world):
                 if store.check([f"greeting/{r}"]):
                     store.set(f"answer/{store.get(f'greeting/{r}').decode()}", name)

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, cast
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from momentum2.augment import ViewSpec, view_specs
 from momentum2.backbones import Encoder
@@ -32,6 +33,7 @@ from momentum2.distributed.together import joined
 from momentum2.errors import SettingError, UserError, called
 from momentum2.evaluate.features import Features, extract
 from momentum2.evaluate.floors import Pixels, calibrate, patch_encoder, random_encoder, started_encoder
+from momentum2.files import real
 from momentum2.runs.card import EncoderCard, read_card
 from momentum2.runs.encoder import LoadedEncoder, load_encoder
 from momentum2.runs.names import CONFIG, START
@@ -124,7 +126,7 @@ class Subject:
     def data_name(self) -> str:
         data = self.options.data
         kind = (
-            Path(data.root).resolve().name
+            real(Path(data.root)).name
             if data.root and data.name in ("folder", "archive", "list")
             else data.name
         )
@@ -234,14 +236,16 @@ def open_subject(
         path, card = Path(source), loaded.card
         options = replace(options, data=_as_seen(options.data, card))
         subject = Subject(network, _name(path, card), card, _directory(path), options, device)
+        if options.recalibrate and options.weights != "given":
+            raise SettingError(
+                "recalibrate", f"does not apply to weights {options.weights}. Leave one of them out."
+            )
         if options.weights != "given":
             name, floor = subject.floor(options.weights)
             subject = replace(subject, encoder=floor, name=name)
         if options.recalibrate:
-            if options.weights != "given":
-                raise SettingError(
-                    "recalibrate", f"does not apply to weights {options.weights}. Leave one of them out."
-                )
+            if not any(isinstance(module, _BatchNorm) for module in network.modules()):
+                raise SettingError("recalibrate", "does not apply: this network has no batch norm.")
             calibrate(network, subject.images, subject.spec, options.seed, device, options.data.workers)
             subject = replace(subject, name=recalibrated(subject.name))
         yield subject

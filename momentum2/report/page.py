@@ -10,7 +10,7 @@ from string import Template
 from typing import Any
 
 from momentum2.errors import SettingError, UserError, reason
-from momentum2.files import asked_for, write_whole
+from momentum2.files import asked_for, real, write_whole
 from momentum2.report import details, summary
 from momentum2.report.curves import CURVES, HEALTH, alarms, series
 from momentum2.report.html import escape, note, script_json
@@ -42,7 +42,7 @@ def write_report(runs: Sequence[Path], out: Path | None = None, options: ReportO
     first = opened[0].directory
     if out is not None and not out.name:
         raise SettingError("out", f"{str(out)!r} is not a file. Choose one, such as report.html.")
-    path = out or (first / REPORT if len(opened) == 1 else first.resolve().parent / REPORT)
+    path = out or (first / REPORT if len(opened) == 1 else real(first).parent / REPORT)
     page = _report(opened, options)
     with asked_for("out", path):
         write_whole(path, page.encode("utf-8", "replace"))

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from momentum2.errors import SettingError, UserError
+from momentum2.files import real
 from momentum2.report.html import note, script_json
 from momentum2.report.page import curves_data, moving_parts, render
 from momentum2.runs.handle import Snapshot, read_run
@@ -60,7 +61,7 @@ class _Server(ThreadingHTTPServer):
 
 def make_server(run: Path, port: int) -> ThreadingHTTPServer:
     """The server, ready to serve."""
-    run = run.resolve()
+    run = real(run)
     read_run(run)  # complains now rather than in the browser
 
     class Handler(_Handler):

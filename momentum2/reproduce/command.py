@@ -211,7 +211,7 @@ def _seeds(options: ReproduceOptions) -> tuple[int, ...]:
     default = "0,1" if options.scale == "cifar" else "0"
     text = default if options.seeds is None else options.seeds
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words):
+    if not all(word.isdecimal() and len(word) < 19 for word in words):
         raise SettingError("seeds", f"takes whole numbers separated by commas, such as 0,1,2, not {text!r}.")
     return tuple(dict.fromkeys(int(word) for word in words))
 

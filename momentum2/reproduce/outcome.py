@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from momentum2 import __version__
-from momentum2.files import read_json
+from momentum2.errors import UserError
+from momentum2.files import read_json, whole_file
 from momentum2.reproduce.rows import Evaluation, Row, Table, duration
 from momentum2.reproduce.verdicts import Claim, judge
 from momentum2.runs.metrics import read_metrics
@@ -53,7 +54,10 @@ def read_outcome(row: Row, out: Path, seed: int) -> Outcome | None:
     if len(accuracies) < len(found):
         return None
     first, *others = accuracies
-    numbers = {"top-1": float(first["top1"]), "top-5": float(first["top5"])} | _watched(run)
+    top5 = first.get("top5")  # none where there are five classes or fewer
+    numbers = (
+        {"top-1": float(first["top1"])} | ({} if top5 is None else {"top-5": float(top5)}) | _watched(run)
+    )
     more = {column: float(a["top1"]) for column, a in zip(row.also, others, strict=True)}
     return Outcome(numbers | more, run / RESULTS)
 
@@ -68,7 +72,7 @@ def is_evaluated(row: Row, evaluation: Evaluation, out: Path, seed: int) -> bool
 def _accuracy(evaluation: Evaluation, run: Path, seed: int) -> dict[str, Any] | None:
     """What an evaluation of a run found, or None if it has not been made."""
     for entry in read_results(run / RESULTS).values():
-        made = (entry["evaluation"], entry["network"], entry["settings"]["seed"])
+        made = (entry["evaluation"], entry["network"], entry.get("settings", {}).get("seed"))
         if made == (evaluation.result, evaluation.subject, seed):
             return dict(entry["accuracy"])
     return None
@@ -77,13 +81,16 @@ def _accuracy(evaluation: Evaluation, run: Path, seed: int) -> dict[str, Any] | 
 def _detector(path: Path) -> Outcome | None:
     if not path.exists():
         return None
-    found = read_json(path)
-    numbers = {
-        f"{name} {score}": 100 * float(found[kind][score])
-        for kind, name in (("bbox", "box"), ("segm", "mask"))
-        for score in ("AP", "AP50", "AP75")
-        if kind in found and found[kind][score] is not None
-    }
+    try:
+        found = read_json(path)
+        numbers = {
+            f"{name} {score}": 100 * float(found[kind][score])
+            for kind, name in (("bbox", "box"), ("segm", "mask"))
+            for score in ("AP", "AP50", "AP75")
+            if kind in found and found[kind][score] is not None
+        }
+    except (ValueError, LookupError, TypeError):
+        raise UserError(f"{path} is not a result of a detector. Move it away.") from None
     return Outcome(numbers, path)
 
 
@@ -233,7 +240,7 @@ def _floors(out: Path, table: Table) -> dict[str, dict[str, float]]:
         recipe = path.parent.parent.name.split(",")[0]
         for entry in read_results(path).values():
             if entry["evaluation"] in columns and recipe in recipes:
-                for name, top1 in entry["floors"].items():
+                for name, top1 in entry.get("floors", {}).items():
                     floors.setdefault(name, {})[columns[entry["evaluation"]]] = top1
     return floors
 
@@ -362,5 +369,6 @@ def plot(found: dict[str, Any], path: Path) -> bool:
         axes.grid(axis="x", alpha=0.3)
         axes.margins(y=0.08)
     figure.suptitle(found["title"])
-    figure.savefig(path, dpi=120)
+    with whole_file(path) as file:
+        figure.savefig(file, format="png", dpi=120)
     return True

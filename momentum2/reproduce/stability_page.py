@@ -15,7 +15,7 @@ from typing import Any
 from momentum2.config import Config
 from momentum2.data import open_dataset
 from momentum2.errors import SettingError, UserError, called
-from momentum2.files import read_json, write_whole
+from momentum2.files import read_json, whole_file, write_whole
 from momentum2.reproduce.outcome import environment
 from momentum2.reproduce.rows import duration
 from momentum2.reproduce.stability import Instrument, Stability, run_seed
@@ -24,8 +24,9 @@ _log = logging.getLogger("momentum2")
 
 #: What a point is.
 _KEYS = ("share", "step", "norm", "alpha", "samples")
-#: Norms that do not depend on the samples per device.
+#: Norms that do not depend on the samples per device, and all.
 _WHOLE = ("synced", "ema")
+_NORMS = ("local", "momentum", *_WHOLE, "scheduled")
 #: What is wrong with a target.
 _PARTS = ("noise", "history", "bias", "sum")
 
@@ -115,8 +116,9 @@ def _read(study: Study, seed: int) -> dict[str, Any]:
     try:
         found: dict[str, Any] = read_json(path)
         same = found["settings"] == study.settings
-        whole = found["seed"] == seed and bool(found["points"][0]["errors"])
-    except (ValueError, LookupError, TypeError):
+        shares = study.instrument.shares if same else ()  # with other settings, there may be others
+        whole = found["seed"] == seed and bool(found["points"]) and _is_whole(found, shares)
+    except (ValueError, LookupError, TypeError, AttributeError):
         whole = False
     if not whole:
         raise UserError(f"{path} is not a result of stability. Remove it to measure this seed again.")
@@ -127,6 +129,26 @@ def _read(study: Study, seed: int) -> dict[str, Any]:
             "version. Choose another folder.",
         )
     return found
+
+
+def _is_whole(found: Mapping[str, Any], shares: Iterable[float]) -> bool:
+    """Whether what was measured with a seed has every share of the training, and each point all of its numbers."""
+    points, numbers = found["points"], [found["steps"], found["cpu_seconds"]]
+    for point in points:
+        numbers += [
+            point[name] for name in ("share", "step", "alpha", "age", "noise", "history", "bias", "signal")
+        ]
+        if (
+            point["norm"] != "ema" or point["samples"] is not None
+        ):  # of all devices, so without a number of them
+            numbers.append(point["samples"])
+    errors = [point["errors"][name] for point in points for name in (*_PARTS, "signal")]
+    return (
+        all(type(number) in (int, float) and abs(number) < 1e9 for number in (*numbers, *errors))
+        and all(error >= 0 for error in errors)
+        and all(point["norm"] in _NORMS and point["signal"] > 1e-10 for point in points)
+        and {point["share"] for point in points if point["norm"] == "scheduled"} >= set(shares)
+    )
 
 
 def _as_json(found: Mapping[str, Any]) -> bytes:
@@ -265,7 +287,8 @@ def plot(found: Mapping[str, Any], place: Path) -> bool:
             ("alpha", _against_alpha(found, Figure)),
             ("samples", _against_samples(found, Figure)),
         ):
-            figure.savefig(place.with_name(f"{place.name}-{name}.svg"), metadata={"Date": None})
+            with whole_file(place.with_name(f"{place.name}-{name}.svg")) as file:
+                figure.savefig(file, format="svg", metadata={"Date": None})
     return True
 
 

@@ -27,7 +27,7 @@ from momentum2.distributed.together import (
     raise_together,
 )
 from momentum2.errors import SettingError, UserError
-from momentum2.files import append, read, remove_unfinished, write_whole
+from momentum2.files import append, read, real, remove_unfinished, write_whole
 from momentum2.runs.checkpoint import STATE, Checkpoints, parse_state
 from momentum2.runs.names import CHECKPOINTS, CONFIG, ENCODER, LOCK
 from momentum2.settings import flatten, from_file
@@ -130,7 +130,7 @@ def _lock(out: Path) -> Iterator[None]:
 
     Such a lock does not keep out other threads of the same process, so what this process holds is noted too.
     """
-    place = out.resolve()
+    place = real(out)
     with _HELD_LOCK:
         if place in _HELD:
             raise UserError(

@@ -9,7 +9,7 @@ from typing import Any
 
 from momentum2.config import Config
 from momentum2.errors import UserError
-from momentum2.files import read_text
+from momentum2.files import read_text, real
 from momentum2.runs.metrics import floors_in, last_knn, read_metrics
 from momentum2.runs.names import BAD_IMAGES, CONFIG, ENCODER, METRICS, PLAN, RESULTS
 from momentum2.runs.planned import read_plan
@@ -148,7 +148,7 @@ def read_run(directory: Path, name: str = "") -> Snapshot:
     lines, config = run.lines(), run.config
     return Snapshot(
         directory,
-        name or directory.resolve().name,
+        name or real(directory).name,
         config,
         [line for line in lines if "alarm" not in line],
         [(line["step"], line["alarm"]) for line in lines if "alarm" in line],
@@ -162,7 +162,7 @@ def read_run(directory: Path, name: str = "") -> Snapshot:
 
 def read_runs(directories: list[Path]) -> list[Snapshot]:
     """Read several, and give each a name of its own."""
-    names = [directory.resolve().name for directory in directories]
+    names = [real(directory).name for directory in directories]
     if len(set(names)) < len(names):
         names = [str(directory) for directory in directories]
     if len(set(names)) < len(names):

@@ -1,13 +1,13 @@
 """Many runs at a glance: where each is, what it found, and how its settings differ from the others'."""
 
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from momentum2.errors import UserError
+from momentum2.files import folders_below, real
 from momentum2.runs.handle import Snapshot, differing_settings, read_run
 from momentum2.runs.names import CONFIG
 
@@ -41,11 +41,11 @@ class RunRow:
 
 def find_runs(folder: Path) -> Iterator[Path]:
     """Run directories at or below a folder, by name; what is inside a run, such as its evaluations, is part of it."""
-    for place, folders, files in os.walk(folder):
+    for place, folders, files in folders_below(folder):
         if CONFIG in files:
             folders.clear()
             yield Path(place)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = [name for name in folders if not name.startswith(".")]
 
 
 def compare(folder: Path) -> list[RunRow]:
@@ -56,7 +56,7 @@ def compare(folder: Path) -> list[RunRow]:
     for place in find_runs(folder):
         name = place.relative_to(folder).as_posix()
         try:
-            runs.append(read_run(place, place.resolve().name if name == "." else name))
+            runs.append(read_run(place, real(place).name if name == "." else name))
         except UserError as error:
             log.warning(f"{place} is skipped: {error}")
     if not runs:

@@ -21,7 +21,7 @@ from typing import Any, Protocol, get_args
 
 from momentum2.config import MonitorConfig, Tracker
 from momentum2.errors import UserError, reason, shown
-from momentum2.files import locked, open_regular, read_json, write_whole
+from momentum2.files import locked, open_regular, read_json, real, write_whole
 from momentum2.runs.handle import Run, check_run
 from momentum2.runs.metrics import parse_record
 from momentum2.runs.names import CONFIG, METRICS, MLRUNS, TENSORBOARD, TRACKER
@@ -117,7 +117,7 @@ class MLflow:
         from mlflow.entities import Metric, Param
 
         self._metric = Metric
-        place = os.environ.get("MLFLOW_TRACKING_URI") or (run / MLRUNS).resolve().as_uri()
+        place = os.environ.get("MLFLOW_TRACKING_URI") or real(run / MLRUNS).as_uri()
         self.client = MlflowClient(tracking_uri=place)
         if "id" not in state:
             title = os.environ.get("MLFLOW_EXPERIMENT_NAME", "momentum2")
@@ -166,6 +166,9 @@ def _is_installed(package: str) -> bool:
 # -- the follower
 
 
+_LONGEST_LINE = 1 << 20  # bytes
+
+
 class _Tail:
     """New whole lines of a file that grows, and is replaced when a run resumes."""
 
@@ -185,10 +188,12 @@ class _Tail:
                 self.file, self.offset = number, 0
                 self.counts.clear()
             file.seek(self.offset)
-            for line in file:
+            while line := file.readline(_LONGEST_LINE):
+                while len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
+                    line = file.readline(_LONGEST_LINE)  # no line of ours: its last part is no record
                 if not line.endswith(b"\n"):
                     return  # it is being written
-                self.offset += len(line)
+                self.offset = file.tell()
                 record = parse_record(line.decode(errors="replace"))
                 if record is None or "alarm" in record:
                     continue
@@ -232,7 +237,7 @@ def follow(run: Path, to: str, ended: threading.Event | None = None) -> int:
 
 
 def _open(run: Path, to: str, path: Path, state: dict[str, Any]) -> Sink:
-    sink: Sink = _SINKS[to](run, run.resolve().name, state, read_settings(run / CONFIG))
+    sink: Sink = _SINKS[to](run, real(run).name, state, read_settings(run / CONFIG))
     write_whole(path, json.dumps(state).encode())  # its name there is known from now on
     return sink
 
@@ -314,7 +319,7 @@ class Follower:
         )
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps({"run": str(run.resolve()), "to": to}).encode() + b"\n")
+            self.process.stdin.write(json.dumps({"run": str(real(run)), "to": to}).encode() + b"\n")
             self.process.stdin.flush()
 
     def end(self) -> str | None:

@@ -158,18 +158,21 @@ class _Turns:
         self.modules, self.view = modules, threading.local()
         self.passed: dict[nn.Module, set[int]] = {module: set() for module in modules}
         self.ended: set[int] = set()
-        self.changed = threading.Condition()
+        self.failed = False
+        self.changed, self.waiting = threading.Condition(), 0
 
     @contextmanager
     def of(self, view: int) -> Iterator[None]:
-        """In this thread it is the turn of `view`; its end, by an error too, lets the others go on."""
+        """In this thread it is the turn of `view`; its end lets the others continue."""
         self.view.number = view
         try:
             yield
+        except BaseException:
+            self.failed = True  # the later views of this lane will never come, and nobody may wait for them
+            raise
         finally:
-            with self.changed:
-                self.ended.add(view)
-                self.changed.notify_all()
+            self.ended.add(view)
+            self._tell()
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -183,13 +186,26 @@ class _Turns:
 
     def before(self, module: nn.Module, inputs: object) -> None:
         earlier, passed = range(self.view.number), self.passed[module]
+
+        def is_our_turn() -> bool:
+            return self.failed or all(i in passed or i in self.ended for i in earlier)
+
+        if is_our_turn():  # most often, and then there is no need for the lock
+            return
         with self.changed:
-            self.changed.wait_for(lambda: all(i in passed or i in self.ended for i in earlier))
+            self.waiting += 1
+            self.changed.wait_for(is_our_turn)
+            self.waiting -= 1
 
     def after(self, module: nn.Module, inputs: object, output: object) -> None:
-        with self.changed:
-            self.passed[module].add(self.view.number)
-            self.changed.notify_all()
+        self.passed[module].add(self.view.number)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake the waiting threads. A thread that starts to wait after this check has already seen the change."""
+        if self.waiting:
+            with self.changed:
+                self.changed.notify_all()
 
 
 class _Survey(_Turns):

@@ -1,9 +1,11 @@
 """Where and in which precision a run computes."""
 
 import ctypes
+import logging
 import os
 import resource
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -13,13 +15,25 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from momentum2.config import Precision
-from momentum2.errors import SettingError
+from momentum2.errors import SettingError, shown
+
+log = logging.getLogger("momentum2")
+
+
+def _has_cuda() -> bool:
+    """Whether there is a GPU that can be used; says why one that is there cannot, such as for an old driver."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = torch.cuda.is_available()
+    for warning in said:
+        log.warning("The GPU is not used: %s", shown(str(warning.message)))
+    return found
 
 
 def choose_device(name: str) -> torch.device:
     """`auto`, or a device by name; a process of several gets the accelerator of its local rank."""
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        name = "cuda" if _has_cuda() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -10,6 +11,7 @@ from momentum2.backbones import published
 from momentum2.config import Config
 from momentum2.errors import UserError
 from momentum2.runs.card import architecture_of
+from momentum2.weights import read_state
 
 log = logging.getLogger("momentum2")
 
@@ -46,6 +48,7 @@ def starting_weights(config: Config, before: Mapping[str, Any]) -> Start:
     file = Path(cast(str, model.weights))
     if not file.is_file():
         raise UserError(f"There is no weights file {file}.")
+    read_state(file)  # refuse a file that holds no weights before hashing it
     return Start({"name": file.name, "sha256": published.sha256(file)}, file)
 
 
@@ -67,7 +70,13 @@ def _compare(config: Config, record: Record) -> None:
         file = found.file if found else None
     else:
         file = Path(cast(str, config.model.weights))
-    if file is not None and file.is_file() and published.sha256(file) != record["sha256"]:
+    if file is None or not file.is_file():
+        return
+    same = False
+    with suppress(UserError):  # of what is no file of weights any more
+        read_state(file)
+        same = published.sha256(file) == record["sha256"]
+    if not same:
         log.warning(
             "%s is not what this run started from (SHA-256 %s); the run resumes from its checkpoint.",
             file,

@@ -9,7 +9,9 @@ import struct
 import tarfile
 import zipfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from judge import Judge
@@ -40,9 +42,17 @@ TINY = (
     *("--monitor.log_every", "1", "--monitor.report", "false", "--eval_data.name", "none"),
 )
 #: A pretraining that takes half a second, on images in `photos`.
-PRETRAIN = ("pretrain", "quickstart", *TINY, "--data.name", "folder", "--data.root", "photos")
-PRETRAIN = (*PRETRAIN, "--data.cache", "off")
+PRETRAIN = ("pretrain", "quickstart", "--method.name", "byol", *TINY, "--data.name", "folder")
+PRETRAIN = (*PRETRAIN, "--data.root", "photos", "--data.cache", "off")
 EMBED = ("embed", "encoder.safetensors", "--out", "found.npz", "--threads", "1", "--data.cache", "off")
+#: A detector that is trained in a second, on images that are drawn.
+DETECT = (
+    *("detect", "--out", "detector", "--model", "retinanet", "--init", "random", "--encoder.width", "0.125"),
+    *("--encoder.backbone", "resnet18", "--head.fpn_channels", "32", "--head.detections", "5"),
+    *("--data.short_edges", "32", "--data.test_short_edge", "32", "--data.max_long_edge", "32"),
+    *("--data.train_size", "2", "--data.test_size", "1", "--data.workers", "0", "--train.batch_size", "2"),
+    *("--train.steps", "1", "--train.threads", "1", "--train.device", "cpu", "--evaluate_every", "0"),
+)
 
 
 def picture(seed: int = 0, side: int = 12) -> Image.Image:
@@ -77,6 +87,7 @@ def make_bases(judge: Judge) -> None:
     judge.make("run", (*knn, "--data.cache", "off"))
     cached = (*EMBED[:-1], "on", "--data", "photos", "--data.image_size", "8", "--data.cache_dir", "cache")
     judge.make("cache", cached)
+    judge.make("detector", DETECT)
     with tarfile.open(judge.bases / "photos.tar", "w") as archive:
         archive.add(judge.bases / "photos", "photos")
     with zipfile.ZipFile(judge.bases / "photos.zip", "w") as archive:
@@ -141,6 +152,37 @@ def replace_by(path: Path, kind: str) -> None:
     """Put something else where a file is."""
     path.unlink(missing_ok=True)
     KINDS[kind](path)
+
+
+@cache
+def stability_result() -> dict[str, Any]:
+    """What `reproduce stability` would have measured with seed 0, with invented numbers."""
+    from momentum2.reproduce.command import ReproduceOptions, find_study
+
+    study = find_study(ReproduceOptions())
+    instrument = study.instrument
+    norms: list[tuple[str, float, int | None]] = [("local", 1.0, n) for n in instrument.samples]
+    norms += [("momentum", alpha, n) for alpha in instrument.alphas for n in instrument.samples]
+    norms += [("synced", 1.0, 64), ("ema", 0.0, None), ("scheduled", 0.3, 4)]
+    number = {"noise": 0.1, "history": 0.1, "bias": 0.1, "signal": 0.5}
+    errors = dict.fromkeys(("noise", "history", "bias", "sum", "signal"), 0.01)
+    points = [
+        {
+            "share": share,
+            "step": 5,
+            "norm": norm,
+            "alpha": alpha,
+            "samples": n,
+            "age": 1.0,
+            **number,
+            "errors": errors,
+        }
+        for share in instrument.shares
+        for norm, alpha, n in norms
+    ]
+    told = {"seed": 0, "images": 1280, "steps": 20, "cpu_seconds": 1.0, "points": points}
+    found: dict[str, Any] = json.loads(json.dumps({"settings": study.settings, "environment": {}, **told}))
+    return found
 
 
 # -- files that are valid and hostile

@@ -63,7 +63,7 @@ def serve() -> dict[str, Any] | None:
 
 def _observe(process: int, request: dict[str, Any]) -> dict[str, Any]:
     ended, used, peak, reason = None, 0.0, 0, ""
-    seen, since, pause = -1.0, time.monotonic(), 0.002
+    seen, idle, pause = -1.0, 0.0, 0.002
     while ended is None:
         found, status, usage = os.wait4(process, os.WNOHANG)
         if found:
@@ -76,12 +76,12 @@ def _observe(process: int, request: dict[str, Any]) -> dict[str, Any]:
         spent, memory = sum(cpu for cpu, _, _ in looks), sum(rss for _, rss, _ in looks)
         used, peak = max(used, spent), max(peak, memory // (1 << 20) if len(looks) == 1 else 0)
         if spent != seen or any(state in "RD" for _, _, state in looks):
-            seen, since = spent, time.monotonic()
+            seen, idle = spent, 0.0
         if spent > request["cpu"]:
             reason = "slow"
         elif memory > request["memory"] << 20:
             reason = "memory"
-        elif time.monotonic() - since > request.get("idle", IDLE):
+        elif idle > request.get("idle", IDLE):
             reason = "hang"
         if reason:
             for member in family:
@@ -89,6 +89,7 @@ def _observe(process: int, request: dict[str, Any]) -> dict[str, Any]:
             os.waitpid(process, 0)
             ended = -signal.SIGKILL
         time.sleep(pause)
+        idle += pause  # what was slept: by the clock, a machine that stood still would be a hang
         pause = min(pause * 1.3, 0.05)
     left = [] if reason else _left()
     _clean()
@@ -162,6 +163,8 @@ def become(request: dict[str, Any]) -> int:
     _redirect(request)
     os.environ.clear()
     os.environ.update(request["environment"])
+    for name in request.get("without", ()):
+        os.environ.pop(name, None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     sys.set_int_max_str_digits(4300)
@@ -179,6 +182,10 @@ def become(request: dict[str, Any]) -> int:
     if request.get("powerless"):
         _drop_powers()
     sys.path.insert(0, os.getcwd())
+    if request.get("gone"):
+        os.mkdir("gone")
+        os.chdir("gone")
+        os.rmdir("../gone")
     sys.argv = ["momentum2", *request["arguments"]]
     from momentum2.__main__ import main
 
@@ -198,7 +205,23 @@ def _redirect(request: dict[str, Any]) -> None:
     sys.stderr = open(  # noqa: SIM115
         2, "w", encoding=encoding, errors="backslashreplace", closefd=False, buffering=1
     )
+    for name, kind in request.get("streams", {}).items():
+        number = {"stdout": 1, "stderr": 2}[name]
+        if kind == "closed":
+            os.close(number)
+            setattr(sys, name, None)  # as Python does when it starts
+            continue
+        descriptor = os.open("/dev/full", os.O_WRONLY) if kind == "full" else _broken_pipe()
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+
+
+def _broken_pipe() -> int:
+    """A pipe whose reader, such as `head`, has gone."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
 
 
 def _small_disk(place: str, size: str) -> None:
@@ -225,7 +248,10 @@ def _end(code: int) -> None:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        try:
+            stream.flush()
+        except OSError:
+            code = 120  # as Python does, with lines that nobody wants to read
     os._exit(code)
 
 

@@ -85,6 +85,9 @@ class Case:
         powerless: Run without the powers of root.
         encoding: Of the terminal.
         first: Commands that are run before it; these must succeed.
+        streams: What stdout and stderr are instead of files, by name: closed, a pipe that nobody reads, full.
+        without: Variables that are not there.
+        gone: Run it in a folder that was removed.
     """
 
     cause: str
@@ -101,6 +104,9 @@ class Case:
     powerless: bool = False
     encoding: str = "utf-8"
     first: tuple[tuple[str, ...], ...] = ()
+    streams: Mapping[str, str] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+    gone: bool = False
 
     @property
     def id(self) -> str:
@@ -167,6 +173,9 @@ class Judge:
                 "powerless": case.powerless,
                 "limits": dict(case.limits),
                 "encoding": case.encoding,
+                "streams": dict(case.streams),
+                "without": case.without,
+                "gone": case.gone,
                 "environment": dict(case.environment) | {"CANARY": str(where / CANARY)},
             }
             if case.disk:
@@ -252,7 +261,7 @@ def verdict(case: Case, facts: Facts, idle: int = 0) -> list[str]:
     if facts.code not in case.codes and facts.code >= 0:
         net = "net: " if facts.code == 1 and stderr.count("Unexpected ") else ""
         problems.append(f"{net}exit code {facts.code}: {_last_line(stderr)}")
-    if facts.code == 2:
+    if facts.code == 2 and "stderr" not in case.streams:
         lines = [line for line in stderr.splitlines() if line.strip()]
         if not 1 <= len(lines) <= 3:
             problems.append(f"{len(lines)} lines on stderr")

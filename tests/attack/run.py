@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import commands  # noqa: F401  its groups of cases
 from attacks import CAUSES, every_case
 from corpus import make_bases
 from judge import Impossible, Judge

@@ -186,6 +186,43 @@ def test_a_signal_to_one_stops_all_at_the_same_step_and_a_dead_one_is_named(tmp_
     assert first.code == 0, first.err
 
 
+NOBODY = """
+import os, sys
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+from momentum2 import distributed
+from momentum2.errors import ProcessLost
+
+distributed._JOINING = timedelta(seconds=0.3)
+if sys.argv[1] == "torchrun's":  # which is there although no other process is
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=True, wait_for_workers=False)
+try:
+    distributed.setup(torch.device("cpu"))
+except ProcessLost as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("store", ["its own", "torchrun's"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_to_whom_nobody_comes_says_so(warm_python: str, rank: int, store: str):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    done = subprocess.run(
+        [warm_python, "-c", NOBODY, store],
+        env=dict(os.environ, OMP_NUM_THREADS="1", **place),
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"Not all processes of this run started within .* \(.*\)\. Run .*\.\n", done.stdout)
+
+
 ALONE = """
 import os, sys
 from momentum2 import distributed

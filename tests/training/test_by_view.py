@@ -191,6 +191,24 @@ def test_an_error_in_a_thread_is_the_steps(monkeypatch: pytest.MonkeyPatch):
             take_step(1, 0.1, lambda i: (views, None))  # noqa: B023
 
 
+def test_an_error_ends_the_step_where_there_are_more_views_than_threads(monkeypatch: pytest.MonkeyPatch):
+    """Lane 0 has views 0 and 2, lane 1 views 1 and 3: if view 0 fails, view 3 must not wait for view 2."""
+    encode, fails = BYOL.encode, False
+
+    def failing(self: BYOL, i: int, view: Tensor) -> tuple[Tensor, ...]:
+        if fails and i == 0:
+            raise ValueError("no")
+        return encode(self, i, view)
+
+    monkeypatch.setattr(BYOL, "encode", failing)
+    _, take_step = stepper(Threads(1, True, 2), MethodConfig(), nn.ReLU(), ONE)
+    views = [torch.randn(8, 3, 16, 16) for _ in range(4)]
+    take_step(0, 0.1, lambda i: (views, None))
+    fails = True
+    with pytest.raises(ValueError, match="no"):
+        take_step(1, 0.1, lambda i: (views, None))
+
+
 class Own(BYOL):
     def forward(self, views: list[Tensor], labels: Tensor | None) -> Any:
         return super().forward(views, labels)

@@ -310,6 +310,18 @@ def photos(folder: Path, count: int = 24) -> Path:
     return folder
 
 
+def test_on_a_cpu_the_short_recipes_are_simclr_and_the_teacher_is_one_setting_away(tmp_path: Path) -> None:
+    given = {"data.root": str(photos(tmp_path / "photos")), "train.device": "cpu"}
+    teacher = recipes.find("cifar10-cpu").config.method
+    assert (teacher.name, teacher.repulsion, teacher.predictor) == ("byol", "batch", False)
+    for name, own in (("quickstart", {}), ("folder", given)):
+        recipe = recipes.find(name)
+        assert recipes.configure(recipe, own).method == replace(teacher, name="simclr")
+        assert recipes.configure(recipe, own | {"method.name": "byol"}).method == teacher
+    # A GPU runs folder for long, where nothing speaks against the teacher.
+    assert recipes.find("folder").config.method == teacher
+
+
 def test_recipes_never_replace_what_the_user_named(tmp_path: Path) -> None:
     given = {"data.root": str(photos(tmp_path / "photos")), "train.device": "cpu"}
     folder = recipes.configure(recipes.find("folder"), given | {"model.backbone": "timm/test_vit"})

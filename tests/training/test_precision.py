@@ -1,5 +1,7 @@
 """Which precision a device computes in, and fp16, whose gradients may overflow."""
 
+import logging
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -218,3 +220,17 @@ def test_maps_of_the_usual_sizes_are_computed_in_bf16():
     with computing_in("bf16", CPU):
         assert conv(torch.randn(2, 8, 8, 8)).dtype == torch.bfloat16
     assert conv(torch.randn(2, 8, 8, 8)).dtype == torch.float32
+
+
+def test_a_gpu_that_cannot_be_used_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def too_old() -> bool:
+        warnings.warn("The NVIDIA driver on your system is too old", stacklevel=1)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", too_old)
+    with caplog.at_level(logging.WARNING, "momentum2"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as on the command line
+        assert choose_device("auto").type in ("cpu", "mps")
+    assert caplog.messages == ["The GPU is not used: The NVIDIA driver on your system is too old"]
