@@ -26,7 +26,7 @@ def _has_cuda() -> bool:
         warnings.simplefilter("always")
         found = torch.cuda.is_available()
     for warning in said:
-        log.warning("The GPU is not used: %s", shown(str(warning.message)))
+        log.warning("The GPU is not used (%s).", shown(str(warning.message).rstrip(".")))
     return found
 
 

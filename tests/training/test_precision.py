@@ -233,4 +233,4 @@ def test_a_gpu_that_cannot_be_used_is_named(
     with caplog.at_level(logging.WARNING, "momentum2"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as on the command line
         assert choose_device("auto").type in ("cpu", "mps")
-    assert caplog.messages == ["The GPU is not used: The NVIDIA driver on your system is too old"]
+    assert caplog.messages == ["The GPU is not used (The NVIDIA driver on your system is too old)."]
