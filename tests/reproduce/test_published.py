@@ -87,7 +87,7 @@ def test_a_claim_has_its_verdict_or_is_not_run(verdicts: ModuleType, tmp_path: P
     (shown,) = [line for line in lines if line.startswith(better)]
     assert shown.endswith("| 3 | **shown** |")
     assert "| +2.3 ± 1.4 |" in shown
-    time = "| Momentum BN takes less time than synced BN | time of a step, %; two processes | +77.3 | +65.6 ±"
+    time = "| Momentum BN takes less time than synced BN | time of a step, %; turns on two processes | +77.3 | +65.6 ±"
     assert sum(line.startswith(time) for line in lines) == 1
     words = "| The teacher's statistics count more than the student's |  |  |  |  |  | not run |"
     assert words in lines
