@@ -255,7 +255,10 @@ def find_shards(root: str) -> list[Path]:
             start = next((i for i, part in enumerate(parts) if re.search(r"[*?\[]", part)), None)
             if start is None:
                 raise SettingError("data.root", f"{pattern} does not exist.")
-            found += sorted(Path(*parts[:start]).glob(str(Path(*parts[start:]))))
+            try:
+                found += sorted(Path(*parts[:start]).glob(str(Path(*parts[start:]))))
+            except ValueError as error:
+                raise SettingError("data.root", f"{pattern} is not a pattern ({error}).") from None
     return [real(file) for file in found if file.suffix.lower() == ".tar"]
 
 
