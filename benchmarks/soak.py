@@ -36,7 +36,7 @@ import torch._dynamo  # noqa: F401
 from momentum2.cli import main as momentum2_command
 
 #: What differs from run to run without any fault.
-TIMES = ("images_per_second", "step_time", "data_wait", "memory_gb")
+TIMES = ("images_per_second", "step_time", "cpu_time", "data_wait", "memory_gb")
 
 
 class Broken(Exception):

@@ -300,7 +300,9 @@ def test_wandb(run: Path, monkeypatch: pytest.MonkeyPatch):
     assert send(run, "wandb") == 1
     identity = json.loads((run / "tracker-wandb.json").read_text())["id"]
     folders = [f for f in (run / "wandb").iterdir() if f.name.startswith("offline-run")]
-    assert {f.name.split("-")[-1] for f in folders} == {identity}
+    assert all(
+        identity in f.name.split("-") for f in folders
+    )  # a number follows where two begin in one second
     found = {}
     for folder in folders:
         for row in history(next(folder.glob("*.wandb"))):

