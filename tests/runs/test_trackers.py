@@ -292,12 +292,13 @@ def test_mlflow(run: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_wandb(run: Path, monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("wandb", reason="needs the wandb extra")
+    wandb = pytest.importorskip("wandb", reason="needs the wandb extra")
     monkeypatch.setenv("WANDB_MODE", "offline")
     write(run, "".join(lines_of(range(4))))
     assert send(run, "wandb") == 6
     write(run, line(4, loss=0.1))
     assert send(run, "wandb") == 1
+    wandb.teardown()  # ends the process that writes its files, which may be behind
     identity = json.loads((run / "tracker-wandb.json").read_text())["id"]
     folders = [f for f in (run / "wandb").iterdir() if f.name.startswith("offline-run")]
     assert all(
