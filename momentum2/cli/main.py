@@ -142,6 +142,8 @@ def _of_the_machine(error: Exception) -> str | None:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "The disk is full. Free some space and run the same command again to resume."
     if error.filename is None:
+        if error.errno == errno.ENOENT:  # what has no name is where we are
+            return "The current folder no longer exists. Change to another one."
         if error.errno not in _LIMITS:
             return None
         return f"Something could not be read or written ({error.strerror}). Check the limits of this machine."

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from types import FrameType
 
-from momentum2.errors import SettingError, Stopped, UserError
+from momentum2.errors import SettingError, Stopped, UserError, shown
 from momentum2.files import append, read, read_json, write_whole
 from momentum2.recipes import CLUSTER, MACHINE, find
 from momentum2.reproduce.outcome import collect, is_evaluated, markdown, plot, read_outcome
@@ -95,12 +95,12 @@ class Work:
 
 
 def commands(work: Work) -> list[str]:
-    """Every command of the table, in order."""
+    """Every command of the table, in order, each on one line whatever its paths contain."""
     lines = []
     for run, seed, rows in work.groups():
         lines.append(work.text(work.pretrain(run, seed), work.nodes(run)))
         lines += [work.text(work.evaluate(row, e, seed)) for row in rows for e in row.evaluations]
-    return lines + _on_detectron2(work)
+    return [shown(line, 10_000) for line in lines + _on_detectron2(work)]
 
 
 def _on_detectron2(work: Work) -> list[str]:
