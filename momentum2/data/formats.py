@@ -6,6 +6,7 @@ file says: no pickle is read, and of a DICOM file only the tags that describe it
 
 import io
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -87,6 +88,8 @@ def read_tiff(data: bytes, channels: int) -> NDArray[Any]:
     with tifffile.TiffFile(io.BytesIO(data)) as file:
         page = file.pages.first
         _refuse_large(page.shape)
+        if math.prod(page.chunked) > len(data):  # each has its place in the file, unless it is made up
+            raise BadImage(f"{math.prod(page.chunked):,} parts in a file of {len(data):,} bytes")
         if channels in page.shape or channels in (1, 3) or not file.series:
             return np.asarray(page.asarray())
         _refuse_large(file.series[0].shape)

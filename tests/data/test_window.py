@@ -1,5 +1,6 @@
 """Values of more than 8 bits, and other channels than three: 256 levels inside the window, or a sentence."""
 
+import base64
 import io
 import pickle
 import struct
@@ -30,6 +31,14 @@ def npy(array: np.ndarray) -> bytes:
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
+
+
+#: A small image, but for its height: a strip for each row, in seconds.
+MANY_STRIPS = (
+    "SUkqAAgAAAAIAAABBAABAAAAFAAAAAEBBAABAAAAUEsBAgMBAwABAAAAAQAAAAYBAwABAAAALi4vABEBBAABAAAAbgAAABYBBAABAAAAFAAA"
+    "ABcBBAABAAAAPAAcAQMAAQAAAAEAAAAAAAAAWpWg6u4wFBGAa2qwqlRApU0ypVBdKqDGykAZZVDlKyAIbpB3JkCbVaBkzMCKeqBzFXCUdpAr"
+    "SVDtbsA="
+)
 
 
 def tiff(array: np.ndarray, **options: object) -> bytes:
@@ -216,6 +225,7 @@ def test_bad_files_are_refused_and_nothing_runs(tmp_path: Path) -> None:
         (good[: len(good) // 2], "Error"),
         (good[:140], "without an image"),
         (tiff(BANDS)[:200], "Error|Truncated"),
+        (base64.b64decode(MANY_STRIPS), "1,681,963 parts in a file of 167 bytes"),
         (pickle.dumps(Touch(tmp_path / "run")), "not an image"),
     ):
         with pytest.raises(BadImage, match=word):
