@@ -15,6 +15,7 @@ from PIL import Image
 from momentum2 import stats
 from momentum2.config import DataConfig
 from momentum2.data import open_dataset
+from momentum2.data.formats import read_tiff
 from momentum2.data.images import BadImage, Encoded, NeedsWindow, Reading
 from momentum2.errors import SettingError, UserError
 
@@ -225,12 +226,16 @@ def test_bad_files_are_refused_and_nothing_runs(tmp_path: Path) -> None:
         (good[: len(good) // 2], "Error"),
         (good[:140], "without an image"),
         (tiff(BANDS)[:200], "Error|Truncated"),
-        (base64.b64decode(MANY_STRIPS), "1,681,963 parts in a file of 167 bytes"),
         (pickle.dumps(Touch(tmp_path / "run")), "not an image"),
     ):
         with pytest.raises(BadImage, match=word):
             Encoded(content, Reading(3, (0, 1))).pixels()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_tiff_of_more_parts_than_bytes_is_refused_before_they_are_read() -> None:
+    with pytest.raises(BadImage, match="1,681,963 parts in a file of 167 bytes"):
+        read_tiff(base64.b64decode(MANY_STRIPS), 3)
 
 
 def test_no_patient_field_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
