@@ -16,7 +16,7 @@ from typing import Any
 from momentum2.reproduce import TABLES, stability_page
 from momentum2.reproduce.outcome import ACCURACIES, markdown
 from momentum2.reproduce.rows import duration
-from momentum2.reproduce.verdicts import judge
+from momentum2.reproduce.verdicts import OWN_SPREAD, judge
 
 DOCS = Path(__file__).parents[1] / "docs"
 #: The tables with claims, in the order of the page.
@@ -31,8 +31,10 @@ What the claims of *Momentum² Teacher* come to on CPU cores and CIFAR-10. Rows 
 linear classifier on the teacher's features: the effect in points with its 95% interval over seeds, and the smallest
 effect that so many seeds would have found four times in five (*visible*). *Shown*: the whole interval agrees with
 the claim. *Contradicted*: none of it does. *Bounded*: neither; the effect lies in the interval. *One seed*: there is
-no interval, so nothing is decided. "As good as" allows 1 point, and "no more time" 5%; time is compared turn by turn
-instead of seed by seed. [How to run all of this](reproduce.md).
+no interval, so nothing is decided. With fewer than {own} seeds, the interval is from the spread that all rows of the
+table have in common. The same effects with recalibrated statistics and by kNN stand beside it. "As good as" allows 1
+point, and "no more time" 5%; time is compared turn by turn instead of seed by seed. One interval in twenty misses what
+it is about. [How to run all of this](reproduce.md).
 """
 WHAT_WENT = """Version 0.1's runs, which this page used to show, are gone: their devices shared one history of
 Momentum BN, and a fixed α began from statistics that nobody had measured, so they did not test the paper's
@@ -74,12 +76,21 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> s
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def cells(verdict: dict[str, Any], digits: int = 1) -> list[str]:
-    """Effect, smallest visible effect, seeds and word."""
+def effect(verdict: dict[str, Any] | None, digits: int = 1) -> str:
+    """The effect with its interval."""
+    if verdict is None:
+        return "–"
     spread = "" if verdict["interval"] is None else f" ± {verdict['interval']:.{digits}f}"
+    return f"{verdict['effect']:+.{digits}f}{spread}".replace("-", "−")
+
+
+def cells(
+    verdict: dict[str, Any], others: Sequence[dict[str, Any] | None] = (None, None), digits: int = 1
+) -> list[str]:
+    """Effect, the same by other measures, smallest visible effect, seeds and word."""
     visible = "–" if verdict["visible"] is None else f"{verdict['visible']:.{digits}f}"
-    effect = f"{verdict['effect']:+.{digits}f}{spread}".replace("-", "−")
-    return [effect, visible, str(verdict["seeds"]), f"**{verdict['word']}**"]
+    effects = [effect(each, digits) for each in (verdict, *others)]
+    return [*effects, visible, str(verdict["seeds"]), f"**{verdict['word']}**"]
 
 
 def verdict_rows(tables: Sequence[dict[str, Any]], targets: dict[str, Any]) -> Iterator[list[str]]:
@@ -96,8 +107,9 @@ def verdict_rows(tables: Sequence[dict[str, Any]], targets: dict[str, Any]) -> I
                     where = "time of a step, %; turns on two processes"
                 paper = "–" if verdict["paper"] is None else f"{verdict['paper']:+.1f}".replace("-", "−")
                 if found and not (claim.cost and known):  # the time depends on no loss
-                    known.append([claim.words, where, paper, *cells(found)])
-            yield from known or [[claim.words, "", "", "", "", "", "not run"]]
+                    others = [verdict.get(column) for column in ACCURACIES[1:]]
+                    known.append([claim.words, where, paper, *cells(found, others)])
+            yield from known or [[claim.words, *[""] * 7, "not run"]]
 
 
 def differences(targets: dict[str, Any], share: float, part: str, a: str, b: str) -> list[float]:
@@ -124,7 +136,7 @@ def stability_rows(targets: dict[str, Any]) -> Iterator[list[str]]:
     ):
         for share, when in ((0.5, "middle of training"), (1.0, "end of training, where α is 0")):
             found = judge(differences(targets, share, part, b, "scheduled"))
-            yield [words, f"{part}/signal, {when}", "–", *cells(asdict(found), 2)]
+            yield [words, f"{part}/signal, {when}", "–", *cells(asdict(found), digits=2)]
 
 
 def command(table: dict[str, Any]) -> str:
@@ -164,8 +176,12 @@ def page(folder: Path) -> str:
     """docs/results.md."""
     tables = read(folder)
     targets = json.loads((folder / "stability" / "stability.json").read_text(encoding="utf-8"))
-    head = ["claim", "measured with", "paper", "effect", "visible", "seeds", "verdict"]
-    parts = [HEAD, grid(head, list(verdict_rows(tables, targets)), 2), WHAT_WENT]
+    head = ["claim", "measured with", "paper", "effect", "recalibrated", "kNN", "visible", "seeds", "verdict"]
+    parts = [
+        HEAD.replace("{own}", str(OWN_SPREAD)),
+        grid(head, list(verdict_rows(tables, targets)), 2),
+        WHAT_WENT,
+    ]
     if tables:
         first = tables[0]
         length = " and ".join(map(duration, first["epochs"]))
@@ -176,7 +192,10 @@ def page(folder: Path) -> str:
             "```text\n" + "\n".join(map(command, tables)) + "\n```",
         ]
         for table in tables:
-            shown = {**table, "rows": [row for row in table["rows"] if row["seeds"]], "cited": []}
+            # The claims stand above, and the floors are the same for all.
+            floors = first["floors"] if table is first else {}
+            rows = [row for row in table["rows"] if row["seeds"]]
+            shown = {**table, "rows": rows, "cited": [], "verdicts": [], "floors": floors}
             title, _, rest = markdown(shown).partition("\n\n")
             _, _, body = rest.partition("\n\n")
             parts.append(f"#{title}, {setting(table)}\n\n{body.strip()}")

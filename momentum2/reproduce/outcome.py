@@ -14,7 +14,7 @@ from momentum2 import __version__
 from momentum2.errors import UserError
 from momentum2.files import read_json, whole_file
 from momentum2.reproduce.rows import Evaluation, Row, Table, duration
-from momentum2.reproduce.verdicts import Claim, judge
+from momentum2.reproduce.verdicts import OWN_SPREAD, Claim, judge, pooled
 from momentum2.runs.metrics import read_metrics
 from momentum2.runs.names import METRICS, RESULTS
 from momentum2.runs.results import read_results
@@ -183,6 +183,13 @@ def environment() -> dict[str, str]:
 def _verdicts(table: Table, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What is known of each claim: the paper's effect, and a verdict by each accuracy that both rows have."""
     by_key = {row["row"]: row for row in rows}
+    values = {
+        column: [
+            {s["seed"]: s["numbers"][column] for s in row["seeds"] if column in s["numbers"]} for row in rows
+        ]
+        for column in ACCURACIES
+    }
+    spreads = {column: pooled(each) for column, each in values.items()}
     found = []
     for claim in table.claims:
         better, other = by_key[claim.better], by_key[claim.other]
@@ -198,7 +205,7 @@ def _verdicts(table: Table, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 if column in first[seed] and column in second[seed]
             ]
             if pairs:
-                entry[column] = asdict(judge(pairs, claim.margin))
+                entry[column] = asdict(judge(pairs, claim.margin, spreads[column]))
         found.append(entry)
     return found
 
@@ -303,7 +310,9 @@ def verdict_table(verdicts: list[dict[str, Any]]) -> str:
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return (
         f"\n{text}\n\nEffects are points of top-1: the mean over seeds with its 95% interval; of time saved, over "
-        "turns. *Visible* is the smallest effect, in the order of the columns, that so many find four times in five.\n"
+        f"turns. With fewer than {OWN_SPREAD} seeds, the interval is from the spread that all rows of the table have "
+        "in common. *Visible* is the smallest effect, in the order of the columns, that so many find four times in "
+        "five.\n"
     )
 
 

@@ -2,14 +2,17 @@
 
 Two rows are compared seed by seed. With differences d of n seeds, the effect is their mean, its 95% interval
 mean ± t·s/√n by Student's t, and the smallest effect that these runs would have found four times in five
-(t + t₈₀)·s/√n.
+(t + t₈₀)·s/√n. Two or three differences say next to nothing about their own spread s (with two, t is 12.7), so there
+s is that of all rows of the table together, as far as these differ alike from seed to seed.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Literal
+
+import numpy as np
 
 Word = Literal["shown", "contradicted", "bounded", "one seed"]
 
@@ -22,6 +25,9 @@ _T80 = (
     1.376, 1.061, 0.978, 0.941, 0.920, 0.906, 0.896, 0.889, 0.883, 0.879, 0.876, 0.873, 0.870, 0.868, 0.866, 0.865,
     0.863, 0.862, 0.861, 0.860,
 )  # fmt: skip
+
+#: With fewer seeds, a difference has the spread of its whole table.
+OWN_SPREAD = 4
 
 
 @dataclass(frozen=True)
@@ -63,13 +69,54 @@ class Verdict:
     word: Word
 
 
-def judge(differences: Sequence[float], margin: float | None = None) -> Verdict:
-    """The verdict on "better by more than 0", or on "behind by at most `margin`", of one difference a seed."""
+@dataclass(frozen=True)
+class Spread:
+    """How much the difference of two rows varies from seed to seed.
+
+    Args:
+        deviation: Standard deviation of one difference.
+        freedom: Degrees of freedom of its estimate.
+    """
+
+    deviation: float
+    freedom: int
+
+
+def pooled(rows: Sequence[Mapping[int, float]]) -> Spread | None:
+    """The spread that rows with these values by seed have in common; None if they leave nothing to estimate it from.
+
+    It is what a fit of value = row + seed leaves over: a seed that is good for all rows does not count, nor does
+    what the rows differ in.
+    """
+    seeds = sorted({seed for row in rows for seed in row})
+    cells = [(i, seeds.index(seed), value) for i, row in enumerate(rows) for seed, value in row.items()]
+    design = np.zeros((len(cells), len(rows) + len(seeds)))
+    for line, (i, j, _) in enumerate(cells):
+        design[line, i] = design[line, len(rows) + j] = 1.0
+    values = np.array([value for *_, value in cells])
+    freedom = len(cells) - int(np.linalg.matrix_rank(design)) if cells else 0
+    if freedom == 0:
+        return None
+    left = values - design @ np.linalg.lstsq(design, values)[0]
+    return Spread(math.sqrt(2 * float(left @ left) / freedom), freedom)
+
+
+def judge(differences: Sequence[float], margin: float | None = None, table: Spread | None = None) -> Verdict:
+    """The verdict on "better by more than 0", or on "behind by at most `margin`".
+
+    Args:
+        differences: One a seed.
+        margin: As a claim has it.
+        table: What takes the place of their own spread where they are few.
+    """
     n, effect = len(differences), mean(differences)
     if n < 2:
         return Verdict(n, effect, None, None, "one seed")
-    place = min(n - 2, len(_T975) - 1)
-    error = stdev(differences) / math.sqrt(n)
+    spread = Spread(stdev(differences), n - 1)
+    if table is not None and n < OWN_SPREAD:
+        spread = table
+    place = min(spread.freedom, len(_T975)) - 1
+    error = spread.deviation / math.sqrt(n)
     half = _T975[place] * error
     bar = -(margin or 0.0)
     word: Word = "shown" if effect - half > bar else "contradicted" if effect + half < bar else "bounded"
