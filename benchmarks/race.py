@@ -122,18 +122,12 @@ _BUNDLE: dict[str, object] = {
 }
 _BYOL: dict[str, object] = {"method.name": "byol", "method.weight_momentum": 0.03}
 
+_SIMCLR: dict[str, object] = {"method.name": "simclr", "method.temperature": 0.1, **MUON}
+
 ROWS: dict[str, Row] = {
     "bundle": Row("B", "Momentum² teacher with repulsion, no predictor, Muon", _BUNDLE, MUON_RATES),
-    "simclr": Row(
-        "B",
-        "SimCLR, Muon",
-        {
-            "method.name": "simclr",
-            "method.temperature": 0.1,
-            **MUON,
-        },
-        MUON_RATES,
-    ),
+    "simclr": Row("B", "SimCLR, Muon", _SIMCLR, MUON_RATES),
+    "simclr-bf16": Row("B", "`simclr` in bf16", {**_SIMCLR, "train.precision": "bf16"}, MUON_RATES),
     "bundle-slow": Row(
         "B",
         "`bundle` with a slower teacher, m 0.2 and α 0.5",
