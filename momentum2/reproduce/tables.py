@@ -177,7 +177,7 @@ def bn_batch_size(scale: Scale, epochs: int | None = None) -> Table:
     ours: dict[int, float | None] = {16: 68.3, 32: 72.0, 48: 72.5, 64: 72.6, 128: 72.9}
     byol: dict[int, float | None] = {64: 59.7, 128: 69.6, 256: 71.8, 512: 72.2}
     if b.small:
-        ours = byol = dict.fromkeys((4, 8, 16, 32))
+        ours = byol = dict.fromkeys((2, 4, 8, 16, 32))
 
     # The paper's devices stay 128, with more samples each; BYOL's numbers are of one batch, divided.
     def byol_row(n: int, top1: float | None) -> Row:
@@ -188,20 +188,26 @@ def bn_batch_size(scale: Scale, epochs: int | None = None) -> Table:
         flags = {**norms("local", "momentum"), **b.size(n)}
         return _row(b, f"m2-{n}", f"Momentum² Teacher, BN over {n}", flags, top1)
 
+    rows = [byol_row(n, top1) for n, top1 in byol.items()] + [m2_row(n, top1) for n, top1 in ours.items()]
+    better = "Momentum² Teacher is better than BYOL"
+    claims = [Claim(f"With {n} samples per BN, {better}", f"m2-{n}", f"byol-{n}") for n in ours if n in byol]
+    if (
+        b.small
+    ):  # above the batch is divided; here the devices stay, and the batch, rate and m grow with the samples
+        for n in (2, 8):
+            batch = b.batch // b.samples * n
+            for key, name, teacher in (("byol", "BYOL", "local"), ("m2", "Momentum² Teacher", "momentum")):
+                flags = {**norms("local", teacher), **size_flags(batch, n)}
+                rows.append(_row(b, f"{key}-{n}-of-{batch}", f"{name}, BN over {n}, batch {batch}", flags))
+            words = f"With {n} samples per BN and batch {batch}, {better}"
+            claims.append(Claim(words, f"m2-{n}-of-{batch}", f"byol-{n}-of-{batch}"))
     return Table(
         "bn-batch-size",
         scale,
         "Samples per BN",
         "How few samples can share BN statistics?",
-        (
-            *(byol_row(n, top1) for n, top1 in byol.items()),
-            *(m2_row(n, top1) for n, top1 in ours.items()),
-        ),
-        claims=tuple(
-            Claim(f"With {n} samples per BN, Momentum² Teacher is better than BYOL", f"m2-{n}", f"byol-{n}")
-            for n in ours
-            if n in byol
-        ),
+        tuple(rows),
+        claims=tuple(claims),
     )
 
 
