@@ -53,8 +53,8 @@ are](reproduce.md#how-steady-the-targets-are) without any accuracy: {seeds} seed
 images per step, {backbone} at width {width:g}, {optimizer}, 4 samples per device. In units of the signal, the
 variance between images, after 5, 50 and 100% of the training ([all numbers](results/stability/stability.md)). At the
 end of the paper's schedule α is 0, so that its noise is 0 by construction."""
-LONG = """{epochs} of CIFAR-10 with the method of `cifar10-cpu`, one thread and one seed per row: kNN along the way,
-the linear classifier at the end."""
+LONG = """{epochs} of CIFAR-10 in the network of `cifar10-cpu`, {precision}, one thread and one seed per row: kNN with
+10,000 neighbors along the way; with all of them, and by a linear classifier, at the end."""
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
@@ -172,6 +172,20 @@ def of_norms(targets: dict[str, Any]) -> str:
     return grid(head, rows)
 
 
+def of_long(long: dict[str, Any]) -> str:
+    """Where the long runs end, and their floors."""
+
+    def cell(value: float | None) -> str:
+        return "–" if value is None else f"{value:.1f}"
+
+    rows = [
+        [row["label"], f"{row['cpu_seconds'] / 3600:.2f}", cell(row["knn"]), cell(row["linear"])]
+        for row in long["rows"]
+    ]
+    floors = [[f"*{name.removesuffix(', linear')}*", "", "", cell(v)] for name, v in long["floors"].items()]
+    return grid(["", "CPU hours of training", "kNN %", "linear %"], rows + floors)
+
+
 def page(folder: Path) -> str:
     """docs/results.md."""
     tables = read(folder)
@@ -223,8 +237,8 @@ def page(folder: Path) -> str:
     ]
     if (folder / "long.json").exists():
         long = json.loads((folder / "long.json").read_text(encoding="utf-8"))
-        words = LONG.format(epochs=duration(long["epochs"]))
-        parts += ["## One long run", words, "![kNN against CPU hours](results/long.svg)"]
+        words = LONG.format(epochs=duration(long["epochs"]), precision=long["precision"])
+        parts += ["## One long run", words, of_long(long), "![kNN against CPU hours](results/long.svg)"]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 

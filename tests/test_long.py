@@ -66,7 +66,9 @@ def test_a_run_its_file_and_its_figure(tmp_path: Path, monkeypatch: pytest.Monke
         f"{name}, linear" for name in ("random initialization", "raw pixels", "whitened patches")
     }
     pytest.importorskip("matplotlib", reason="plots need the reproduce extra")
-    load("verdicts").plot_long(found, tmp_path / "long.svg")
+    verdicts = load("verdicts")
+    assert f"| {row['knn']:.1f} | {row['linear']:.1f} |" in verdicts.of_long(found)
+    verdicts.plot_long(found, tmp_path / "long.svg")
     assert "whitened patches, linear" in (tmp_path / "long.svg").read_text()
 
 

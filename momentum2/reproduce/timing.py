@@ -20,7 +20,7 @@ from momentum2.training.device import choose_device, keep_large_blocks
 from momentum2.training.estimate import make_step
 from momentum2.training.plan import resolve
 
-REPEATS = 15
+REPEATS = 50
 _IMAGES = 1_000_000  # the length of the schedule, which takes no time
 
 
