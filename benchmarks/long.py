@@ -16,11 +16,11 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from momentum2.runs.metrics import read_metrics
+from momentum2.runs.metrics import floors_in, read_metrics
 from momentum2.runs.names import METRICS, RESULTS
 from momentum2.runs.results import read_results
 from momentum2.settings import config_from_file
@@ -72,9 +72,17 @@ def start(options: argparse.Namespace) -> int:
     return 0
 
 
-def read_row(run: Path, label: str) -> dict[str, Any]:
-    """kNN against CPU seconds of training; at the end also that with all neighbors, and the linear accuracy."""
+def read_row(run: Path, label: str) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
+    """kNN against CPU seconds of training; at the end also that with all neighbors, and the linear accuracy. Then
+    the floors by what they were measured with."""
+    train = config_from_file(run / "config.yaml").train
     curve, last, seconds, before = [], None, 0.0, 0
+    floors: dict[str, dict[str, float]] = {}
+
+    def note(measure: str, found: Mapping[str, float]) -> None:
+        for name, top1 in found.items():
+            floors.setdefault(name, {})[measure] = top1
+
     for record in read_metrics(run / METRICS):
         if "cpu_time" in record:
             seconds += record["cpu_time"] * (record["step"] - before)
@@ -84,33 +92,30 @@ def read_row(run: Path, label: str) -> dict[str, Any]:
                 curve.append([round(seconds, 1), record["knn_top1"]])
             else:  # the last of a finished run
                 last = record["knn_top1"]
+            note("curve" if record["knn_images"] == NEIGHBORS else "knn", floors_in(record))
     linear = [e for e in read_results(run / RESULTS).values() if e["evaluation"] == "linear cached"]
-    floors = {name: top1 for entry in linear for name, top1 in entry["floors"].items()}
-    accuracy = linear[0]["accuracy"]["top1"] if linear else None
-    return {
+    for entry in linear:
+        note("linear", entry["floors"])
+    row = {
         "label": label,
-        "cpu_seconds": round(seconds, 1),
-        "curve": curve,
-        "knn": last,
-        "linear": accuracy,
-        "floors": floors,
-    }
-
-
-def read(out: Path) -> dict[str, Any]:
-    """What is known of both rows, as long.json has it."""
-    there = [row for row in ROWS if (out / row / METRICS).exists()]
-    found = {row: read_row(out / row, LABELS[row]) for row in there}
-    if not found:
-        sys.exit(f"There is no run in {out} yet.")
-    train = config_from_file(out / next(iter(found)) / "config.yaml").train
-    return {
         "epochs": train.epochs,
         "seed": train.seed,
         "precision": train.precision,
-        "floors": {f"{n}, linear": v for row in found.values() for n, v in row.pop("floors").items()},
-        "rows": list(found.values()),
+        "cpu_seconds": round(seconds, 1),
+        "curve": curve,
+        "knn": last,
+        "linear": linear[0]["accuracy"]["top1"] if linear else None,
     }
+    return row, floors
+
+
+def read(out: Path) -> dict[str, Any]:
+    """What is known of all rows, as long.json has it."""
+    there = [row for row in ROWS if (out / row / METRICS).exists()]
+    if not there:
+        sys.exit(f"There is no run in {out} yet.")
+    found = [read_row(out / row, LABELS[row]) for row in there]
+    return {"floors": found[0][1], "rows": [row for row, _ in found]}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -126,7 +131,9 @@ def main(words: Sequence[str] | None = None) -> int:
         "--precision", choices=("fp32", "bf16"), default="fp32", help="bf16 if the CPU has it"
     )
     parser.add_argument("--out", default="long")
-    parser.add_argument("--page", default=str(DOCS / "results" / "long.json"), help="what read writes")
+    parser.add_argument(
+        "--page", default=str(DOCS / "results" / "long.json"), help="the JSON file that read writes"
+    )
     options = parser.parse_args(words)
     if options.what == "run":
         return start(options)

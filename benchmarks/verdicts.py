@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from momentum2.reproduce import TABLES, stability_page
-from momentum2.reproduce.outcome import ACCURACIES, markdown
+from momentum2.reproduce.outcome import ACCURACIES, markdown, verdicts_of
 from momentum2.reproduce.rows import duration
 from momentum2.reproduce.verdicts import OWN_SPREAD, judge
 
@@ -27,48 +27,52 @@ HEAD = """# The paper's claims, measured
 
 <!-- Written by `python benchmarks/verdicts.py` from the files in docs/results; do not edit. -->
 
-What the claims of *Momentum² Teacher* come to on CPU cores and CIFAR-10. Rows are compared seed by seed, by a
+How the claims of *Momentum² Teacher* hold up on CPU cores with CIFAR-10. Two rows are compared seed by seed, by a
 linear classifier on the teacher's features: the effect in points with its 95% interval over seeds, and the smallest
-effect that so many seeds would have found four times in five (*visible*). *Shown*: the whole interval agrees with
-the claim. *Contradicted*: none of it does. *Bounded*: neither; the effect lies in the interval. *One seed*: there is
-no interval, so nothing is decided. With fewer than {own} seeds, the interval is from the spread that all rows of the
-table have in common. The same effects with recalibrated statistics and by kNN stand beside it. "As good as" allows 1
-point, and "no more time" 5%; time is compared turn by turn instead of seed by seed. One interval in twenty misses what
-it is about. [How to run all of this](reproduce.md).
+effect that this many seeds would detect with 80% power (*visible*). *Shown*: the whole interval agrees with the claim.
+*Contradicted*: none of it does. *Bounded*: neither; the effect lies in the interval. *One seed*: there is no interval,
+so nothing is decided. If two rows share fewer than {own} seeds, the interval of their accuracies is from the spread
+that all rows of their table have in common. The same effects with recalibrated statistics and by kNN stand beside it.
+"As good as" allows 1 point, and "no more time" 5%; time is compared turn by turn instead of seed by seed. About one 95%
+interval in twenty misses the true effect. [How to run all of this](reproduce.md).
 """
 WHAT_WENT = """Version 0.1's runs, which this page used to show, are gone: their devices shared one history of
-Momentum BN, and a fixed α began from statistics that nobody had measured, so they did not test the paper's
-method."""
+Momentum BN, and a fixed α began from mean 0 and variance 1 instead of measured statistics, so they did not test the
+paper's method."""
 ACCURACY = """CIFAR-10, {length} of 50,000 images, 128 per step, a ResNet-10 with 16 to 128 channels, Muon; the
 linear classifier learns from 10,000 training images, which are also kNN's neighbors, and all 10,000 test images
 count. momentum2 {momentum2}, torch {torch}, one thread. *Recalibrated*: the statistics of batch norm are measured
 again before the evaluation, which separates what a norm does to the training from the statistics that it leaves
-behind."""
-TIME = """Seconds per step, measured in turns on two processes (gloo) that divide the batch, so that synced norms
-pay for what they send. Other work was running on both cores, which delays whatever waits for both processes. An
-earlier measurement of three of the rows, under more load, came to the opposite words, *shown* for BN and *bounded* for
-synced BN: until a quiet machine has measured them, take both claims as undecided."""
+behind. In the tables below, ± is the standard deviation over seeds."""
+TIME = """Seconds per step, measured in turns on two processes (gloo) that divide the batch on a machine with nothing
+else to do, so that synced norms pay for what they send."""
 NOISE = """`momentum2 reproduce stability` measures [how steady the targets
 are](reproduce.md#how-steady-the-targets-are) without any accuracy: {seeds} seeds, {length} of CIFAR-10, {batch}
 images per step, {backbone} at width {width:g}, {optimizer}, 4 samples per device. In units of the signal, the
-variance between images, after 5, 50 and 100% of the training ([all numbers](results/stability/stability.md)). At the
-end of the paper's schedule α is 0, so that its noise is 0 by construction."""
-LONG = """{epochs} of CIFAR-10 in the network of `cifar10-cpu`, {precision}, one thread and one seed per row: kNN with
-10,000 neighbors along the way; with all of them, and by a linear classifier, at the end."""
+variance between images, after 5, 50 and 100% of the training (all numbers: {links}). At the end of the paper's
+schedule α is 0, so that its noise is 0 by construction."""
+LONG = """CIFAR-10 in the network of `cifar10-cpu`, one thread and one seed per row: kNN with 10,000 neighbors along
+the way; with all of them, and by a linear classifier, at the end."""
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """The tables that have been run, those with the paper's loss first."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    tables = [table for table in found if "table" in table and any(row["seeds"] for row in table["rows"])]
+    """The tables that have been run, those with the paper's loss first; what they say is judged here."""
+    tables = []
+    for path in sorted(folder.glob("*.json")):
+        table = json.loads(path.read_text(encoding="utf-8"))
+        if table.get("table") in CLAIMED and any(row["seeds"] for row in table["rows"]):
+            claims = TABLES[table["table"]](table["scale"]).claims
+            tables.append({**table, "stem": path.stem, "verdicts": verdicts_of(claims, table["rows"])})
     return sorted(tables, key=lambda t: (CLAIMED.index(t["table"]), "repulsion" in t["variant"]))
 
 
 def setting(table: dict[str, Any]) -> str:
     """How its runs differ from those of another file with the same table."""
-    loss = "repulsion" if "repulsion" in table["variant"] else "the paper's loss"
-    samples = next((word for word in table["variant"] if word.endswith("-samples")), "4-samples")
-    return f"{loss}, {samples.replace('-', ' ')}"
+    words = ["repulsion" if "repulsion" in table["variant"] else "the paper's loss"]
+    if table["table"] != "bn-batch-size":  # whose rows say it themselves
+        samples = next((word for word in table["variant"] if word.endswith("-samples")), "4-samples")
+        words.append(samples.replace("-", " "))
+    return ", ".join(words)
 
 
 def grid(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
@@ -93,23 +97,34 @@ def cells(
     return [*effects, visible, str(verdict["seeds"]), f"**{verdict['word']}**"]
 
 
-def verdict_rows(tables: Sequence[dict[str, Any]], targets: dict[str, Any]) -> Iterator[list[str]]:
-    """One row for each claim and setting, and one for each claim of which nothing is known."""
-    yield from stability_rows(targets)
+def verdict_rows(tables: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
+    """One row for each claim and setting; one for each claim of which nothing is known has no more than its words."""
+    compared = set()  # the same two runs are not two results
     for name in CLAIMED:
-        for claim in TABLES[name]("cifar").claims:
+        table = TABLES[name]("cifar")
+        runs = {row.key: row.pretraining.name for row in table.rows}
+        for place, claim in enumerate(table.claims):
             known: list[list[str]] = []
-            for table in (t for t in tables if t["table"] == name):
-                verdict = next((v for v in table["verdicts"] if v["words"] == claim.words), {"paper": None})
-                found = verdict.get("seconds" if claim.cost else "top-1")
-                where = setting(table)
-                if claim.cost:
-                    where = "time of a step, %; turns on two processes"
+            for found in (t for t in tables if t["table"] == name):
+                verdict = found["verdicts"][place]
+                word = verdict.get("seconds" if claim.cost else "top-1")
+                pair = (
+                    setting(found).split(",")[0],
+                    runs[claim.better],
+                    runs[claim.other],
+                    claim.margin,
+                    claim.cost,
+                )
+                # The time depends on no loss.
+                if word is None or pair in compared or (claim.cost and known):
+                    continue
+                compared.add(pair)
+                where = "time of a step, %; turns on two processes" if claim.cost else setting(found)
                 paper = "–" if verdict["paper"] is None else f"{verdict['paper']:+.1f}".replace("-", "−")
-                if found and not (claim.cost and known):  # the time depends on no loss
-                    others = [verdict.get(column) for column in ACCURACIES[1:]]
-                    known.append([claim.words, where, paper, *cells(found, others)])
-            yield from known or [[claim.words, *[""] * 7, "not run"]]
+                others = [verdict.get(column) for column in ACCURACIES[1:]]
+                known.append([claim.words, where, paper, *cells(word, others)])
+            if known or (runs[claim.better], runs[claim.other]) not in {pair[1:3] for pair in compared}:
+                yield from known or [[claim.words]]
 
 
 def differences(targets: dict[str, Any], share: float, part: str, a: str, b: str) -> list[float]:
@@ -129,27 +144,45 @@ def differences(targets: dict[str, Any], share: float, part: str, a: str, b: str
 
 
 def stability_rows(targets: dict[str, Any]) -> Iterator[list[str]]:
-    """Verdicts on the noise of targets, in units of the signal."""
+    """Verdicts on the noise of targets, in units of the signal; at the end α is 0, where there is nothing to judge."""
+    loss = {"paper": "the paper's loss"}.get(targets["settings"]["loss"], targets["settings"]["loss"])
     for words, part, b in (
         ("Targets of Momentum BN are less noisy than those of BN", "noise", "local"),
         ("Their errors are smaller than those of synced BN (not in the paper)", "sum", "synced"),
     ):
-        for share, when in ((0.5, "middle of training"), (1.0, "end of training, where α is 0")):
-            found = judge(differences(targets, share, part, b, "scheduled"))
-            yield [words, f"{part}/signal, {when}", "–", *cells(asdict(found), digits=2)]
+        found = judge(differences(targets, 0.5, part, b, "scheduled"))
+        yield [words, f"{part}/signal, middle of training; {loss}", "–", *cells(asdict(found), digits=2)]
 
 
-def command(table: dict[str, Any]) -> str:
-    """What `momentum2 reproduce` was told."""
-    rows = [row for row in table["rows"] if row["seeds"]]
-    words = [f"momentum2 reproduce {table['table']} --scale {table['scale']} --data CIFAR"]
-    words += [f"--rows {','.join(row['row'] for row in rows)}"]
-    words += [f"--seeds {','.join(str(s) for s in sorted({s['seed'] for r in rows for s in r['seeds']}))}"]
-    words += ["--loss repulsion"] if "repulsion" in table["variant"] else []
-    words += [f"--samples {word.split('-')[0]}" for word in table["variant"] if word.endswith("-samples")]
+def commands(table: dict[str, Any]) -> Iterator[str]:
+    """What `momentum2 reproduce` was told: one command for the rows with the same seeds."""
+    by_seeds: dict[str, list[str]] = {}
+    for row in table["rows"]:
+        if row["seeds"]:
+            by_seeds.setdefault(",".join(str(seed["seed"]) for seed in row["seeds"]), []).append(row["row"])
     own = sorted({row.pretraining.epochs for row in TABLES[table["table"]](table["scale"]).rows})
-    words += [f"--epochs {table['epochs'][0]}"] if table["epochs"] != own else []
-    return " ".join(words)
+    for seeds, keys in by_seeds.items():
+        words = [f"momentum2 reproduce {table['table']} --scale {table['scale']} --data CIFAR"]
+        words += [f"--rows {','.join(keys)} --seeds {seeds}"]
+        words += ["--loss repulsion"] if "repulsion" in table["variant"] else []
+        words += [f"--samples {word.split('-')[0]}" for word in table["variant"] if word.endswith("-samples")]
+        words += [f"--epochs {table['epochs'][0]}"] if table["epochs"] != own else []
+        yield " ".join(words)
+
+
+def below(tables: Sequence[dict[str, Any]]) -> str:
+    """How many rows end below the floors."""
+    parts = []
+    for column, words in (("top-1", "the linear classifier"), ("kNN", "kNN")):
+        means = [row["mean"][column] for table in tables for row in table["rows"] if column in row["mean"]]
+        floors = {name: values[column] for name, values in tables[0]["floors"].items() if column in values}
+        counts = [
+            f"{sum(value < floor for value in means)} below {name} ({floor:.1f}%)"
+            for name, floor in sorted(floors.items(), key=lambda item: item[1])
+        ]
+        if counts:
+            parts.append(f"By {words}, of {len(means)} rows {', '.join(counts)}.")
+    return " ".join(parts)
 
 
 def of_norms(targets: dict[str, Any]) -> str:
@@ -179,113 +212,142 @@ def of_long(long: dict[str, Any]) -> str:
         return "–" if value is None else f"{value:.1f}"
 
     rows = [
-        [row["label"], f"{row['cpu_seconds'] / 3600:.2f}", cell(row["knn"]), cell(row["linear"])]
+        [
+            f"{row['label']}, {duration(row['epochs'])}, {row['precision']}",
+            f"{row['cpu_seconds'] / 3600:.2f}",
+            cell(row["knn"]),
+            cell(row["linear"]),
+        ]
         for row in long["rows"]
     ]
-    floors = [[f"*{name.removesuffix(', linear')}*", "", "", cell(v)] for name, v in long["floors"].items()]
+    floors = [
+        [f"*{name}*", "", cell(values.get("knn")), cell(values.get("linear"))]
+        for name, values in long["floors"].items()
+    ]
     return grid(["", "CPU hours of training", "kNN %", "linear %"], rows + floors)
 
 
 def page(folder: Path) -> str:
     """docs/results.md."""
-    tables = read(folder)
-    targets = json.loads((folder / "stability" / "stability.json").read_text(encoding="utf-8"))
-    head = ["claim", "measured with", "paper", "effect", "recalibrated", "kNN", "visible", "seeds", "verdict"]
-    parts = [
-        HEAD.replace("{own}", str(OWN_SPREAD)),
-        grid(head, list(verdict_rows(tables, targets)), 2),
-        WHAT_WENT,
+    tables, studies = read(folder), read_studies(folder)
+    head = [
+        "claim",
+        "measured with",
+        "paper",
+        "effect",
+        "recalibrated",
+        "kNN",
+        "visible",
+        "seeds or turns",
+        "verdict",
     ]
+    rows = [row for targets in studies.values() for row in stability_rows(targets)] + list(
+        verdict_rows(tables)
+    )
+    missing = [row[0] for row in rows if len(row) == 1]
+    parts = [HEAD.replace("{own}", str(OWN_SPREAD)), grid(head, [row for row in rows if len(row) > 1], 2)]
+    parts += [f"Not run: {'; '.join(missing)}."] if missing else []
+    parts.append(WHAT_WENT)
     if tables:
         first = tables[0]
         length = " and ".join(map(duration, first["epochs"]))
+        lines = [line for table in tables for line in commands(table)]
         parts += [
             "## Accuracy",
-            ACCURACY.format(length=length, **first["environment"]),
-            "![Effects with their intervals (hollow: one seed), and the accuracies behind them](results/verdicts.svg)",
-            "```text\n" + "\n".join(map(command, tables)) + "\n```",
+            ACCURACY.format(length=length, **first["environment"]) + " " + below(tables),
+            "```text\n" + "\n".join(lines) + "\n```",
         ]
         for table in tables:
             # The claims stand above, and the floors are the same for all.
             floors = first["floors"] if table is first else {}
-            rows = [row for row in table["rows"] if row["seeds"]]
-            shown = {**table, "rows": rows, "cited": [], "verdicts": [], "floors": floors}
+            known = [row for row in table["rows"] if row["seeds"]]
+            shown = {**table, "rows": known, "cited": [], "verdicts": [], "floors": floors}
             title, _, rest = markdown(shown).partition("\n\n")
             _, _, body = rest.partition("\n\n")
-            parts.append(f"#{title}, {setting(table)}\n\n{body.strip()}")
+            picture = f"![Effects with their intervals, and the accuracies](results/{table['stem']}.svg)"
+            parts.append(f"#{title}, {setting(table)}\n\n{body.strip()}\n\n{picture}")
     if any(row["turns"] for table in tables for row in table["rows"]):
-        parts += [
-            "## Time",
-            TIME,
-            "![Seconds per step](results/cost.svg)",
-        ]
-    run = targets["settings"]
+        parts += ["## Time", TIME, "![Seconds per step](results/cost.svg)"]
+    run = next(iter(studies.values()))["settings"]
     model = run["training"]["model"]
     parts += [
         "## Noise of the targets",
         NOISE.format(
-            seeds=len(targets["seeds"]),
+            seeds=len(next(iter(studies.values()))["seeds"]),
             length=duration(run["epochs"]),
             batch=run["training"]["train"]["batch_size"],
             backbone=model["backbone"],
             width=model["width"],
             optimizer=run["training"]["optim"]["name"],
+            links=", ".join(
+                f"[{targets['settings']['loss']} loss](results/stability/{stem}.md)"
+                for stem, targets in studies.items()
+            ),
         ),
-        of_norms(targets),
+    ]
+    for targets in studies.values():
+        parts += [f"With the {targets['settings']['loss']} loss:"] * (len(studies) > 1) + [of_norms(targets)]
+    parts += [
         "![Errors of a target against α](results/stability/stability-alpha.svg)",
         "![Errors of a target against samples per device](results/stability/stability-samples.svg)",
     ]
     if (folder / "long.json").exists():
         long = json.loads((folder / "long.json").read_text(encoding="utf-8"))
-        words = LONG.format(epochs=duration(long["epochs"]), precision=long["precision"])
-        parts += ["## One long run", words, of_long(long), "![kNN against CPU hours](results/long.svg)"]
+        parts += ["## One long run", LONG, of_long(long), "![kNN against CPU hours](results/long.svg)"]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def plot_verdicts(tables: Sequence[dict[str, Any]], path: Path) -> None:
+def read_studies(folder: Path) -> dict[str, dict[str, Any]]:
+    """What the instrument measured, by the name of its file: the paper's loss first."""
+    paths = sorted((folder / "stability").glob("*.json"))
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def plot_verdicts(table: dict[str, Any], path: Path) -> None:
     """Left: what every seed of every row reached. Right: the claims' effects with their intervals."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 0.5 + 3.4 * len(tables)), layout="constrained")
-    panels = figure.subplots(len(tables), 2, squeeze=False)
-    for (left, right), table in zip(panels, tables, strict=True):
-        rows = [row for row in table["rows"] if row["seeds"]][::-1]
-        for place, column in enumerate(ACCURACIES):
-            shift = 0.22 * (1 - place)
-            for y, row in enumerate(rows):
-                values = [seed["numbers"][column] for seed in row["seeds"]]
-                left.plot(values, [y + shift] * len(values), "o", ms=3.5, alpha=0.7, color=f"C{place}")
-            known = [v for v in table["verdicts"] if column in v][::-1]
-            for y, verdict in enumerate(known):
-                half = verdict[column]["interval"]
-                right.errorbar(
-                    [verdict[column]["effect"]],
-                    [y + shift],
-                    xerr=half,
-                    fmt="o",
-                    mfc=f"C{place}" if half is not None else "none",  # one seed has no interval
-                    ms=4,
-                    capsize=3,
-                    color=f"C{place}",
-                    label=NAMES[column],
-                )
-        left.set_yticks(range(len(rows)), [row["label"] for row in rows])
-        for name, floors in table["floors"].items():
-            if "top-1" in floors:
-                left.axvline(floors["top-1"], ls=":", color="#777777", lw=1)
-                left.annotate(name, (floors["top-1"], 1), (2, 2), xycoords=("data", "axes fraction"), fontsize=7,
-                              textcoords="offset points", rotation=20)  # fmt: skip
-        left.set(xlabel="top-1, %, every seed", ylim=(-0.6, len(rows) - 0.4))
-        right.set_yticks(range(len(known)), [v["words"] for v in known], fontsize=8)
+    rows = [row for row in table["rows"] if row["seeds"]][::-1]
+    known = [v for v in table["verdicts"] if any(column in v for column in ACCURACIES)][::-1]
+    height = 1.5 + 0.36 * max(len(rows), len(known))
+    figure = Figure(figsize=(13, height), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for place, column in enumerate(ACCURACIES):
+        shift = 0.22 * (1 - place)
+        for y, row in enumerate(rows):
+            values = [seed["numbers"][column] for seed in row["seeds"]]
+            left.plot(values, [y + shift] * len(values), "o", ms=3.5, alpha=0.7, color=f"C{place}")
         for y, verdict in enumerate(known):
-            if verdict["paper"] is not None:
-                right.plot([verdict["paper"]], [y], "D", ms=5, mfc="none", color="#555555", label="paper")
-        right.axvline(0, color="black", lw=0.8)
-        right.set(xlabel="effect, points, with its 95% interval", ylim=(-0.6, len(known) - 0.4))
-        left.set_title(f"{table['table']}: {setting(table)}", fontsize=9, loc="left", pad=36)
-        for axes in (left, right):
-            axes.grid(axis="x", alpha=0.3)
-    handles, labels = panels[0, 1].get_legend_handles_labels()
+            if column not in verdict:
+                continue
+            half = verdict[column]["interval"]
+            right.errorbar(
+                [verdict[column]["effect"]],
+                [y + shift],
+                xerr=half,
+                fmt="o",
+                mfc=f"C{place}" if half is not None else "none",  # one seed has no interval
+                ms=4,
+                capsize=3,
+                color=f"C{place}",
+                label=NAMES[column],
+            )
+    left.set_yticks(range(len(rows)), [row["label"] for row in rows])
+    for name, floors in table["floors"].items():
+        if "top-1" in floors:
+            left.axvline(floors["top-1"], ls=":", color="#777777", lw=1)
+            left.annotate(name, (floors["top-1"], 1), (2, 2), xycoords=("data", "axes fraction"), fontsize=7,
+                          textcoords="offset points", rotation=20)  # fmt: skip
+    left.set(xlabel="top-1, %, every seed", ylim=(-0.6, len(rows) - 0.4))
+    right.set_yticks(range(len(known)), [v["words"] for v in known], fontsize=8)
+    for y, verdict in enumerate(known):
+        if verdict["paper"] is not None:
+            right.plot([verdict["paper"]], [y], "D", ms=5, mfc="none", color="#555555", label="paper")
+    right.axvline(0, color="black", lw=0.8)
+    right.set(xlabel="effect, points, with its 95% interval", ylim=(-0.6, len(known) - 0.4))
+    for axes in (left, right):
+        axes.grid(axis="x", alpha=0.3)
+    handles, labels = right.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     figure.legend(once.values(), once, loc="outside lower center", ncols=4, frameon=False)
     save(figure, path)
@@ -321,18 +383,25 @@ def plot_long(long: dict[str, Any], path: Path) -> None:
             "o-",
             ms=3,
             color=f"C{number}",
-            label=f"{row['label']}, kNN",
+            label=f"{row['label']}, kNN with 10,000 neighbors",
         )
         for name, marker in (("knn", "s"), ("linear", "D")):
             if row[name] is not None:
                 words = {"knn": "kNN, all neighbors", "linear": "linear"}[name]
                 end = row["cpu_seconds"] / 3600
                 axes.plot([end], [row[name]], marker, color=f"C{number}", label=f"{row['label']}, {words}")
-    for name, value in long["floors"].items():
-        axes.axhline(value, ls=":", color="#777777", lw=1)
-        axes.annotate(
-            name, (1, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=7
-        )
+    for name, values in long["floors"].items():
+        for measure, value in values.items():
+            words = {"knn": "kNN, all neighbors", "curve": "kNN with 10,000 neighbors"}.get(measure, measure)
+            axes.axhline(value, ls=":", color="#777777", lw=1)
+            axes.annotate(
+                f"{name}, {words}",
+                (1, value),
+                xycoords=("axes fraction", "data"),
+                ha="right",
+                va="bottom",
+                fontsize=6,
+            )
     axes.set(xlabel="CPU hours of training", ylabel="top-1, %")
     axes.legend(fontsize=7, frameon=False)
     axes.grid(alpha=0.3)
@@ -351,16 +420,16 @@ def main() -> None:
     folder = DOCS / "results"
     tables = read(folder)
     (DOCS / "results.md").write_text(page(folder), encoding="utf-8")
-    targets = folder / "stability" / "stability"
-    found = json.loads(targets.with_suffix(".json").read_text(encoding="utf-8"))
-    targets.with_suffix(".md").write_text(stability_page.markdown(found), encoding="utf-8")
-    stability_page.plot(found, targets)
-    if tables:
-        plot_verdicts(tables, folder / "verdicts.svg")
+    for stem, found in read_studies(folder).items():
+        place = folder / "stability" / stem
+        place.with_suffix(".md").write_text(stability_page.markdown(found), encoding="utf-8")
+        if stem == "stability":
+            stability_page.plot(found, place)
     for table in tables:
-        if any(row["turns"] for row in table["rows"]):
-            plot_cost(table, folder / "cost.svg")
-            break
+        plot_verdicts(table, folder / f"{table['stem']}.svg")
+    timed = [table for table in tables if any(row["turns"] for row in table["rows"])]
+    if timed:
+        plot_cost(timed[0], folder / "cost.svg")
     if (folder / "long.json").exists():
         plot_long(json.loads((folder / "long.json").read_text(encoding="utf-8")), folder / "long.svg")
 

@@ -2,7 +2,7 @@
 
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -164,7 +164,7 @@ def collect(
             {"row": row.key, "label": row.label, "paper": dict(row.paper), "note": row.note}
             for row in table.cited
         ],
-        "verdicts": _verdicts(table, rows),
+        "verdicts": verdicts_of(table.claims, rows),
         "floors": _floors(out, table),
         "environment": environment(),
     }
@@ -180,8 +180,13 @@ def environment() -> dict[str, str]:
     }
 
 
-def _verdicts(table: Table, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What is known of each claim: the paper's effect, and a verdict by each accuracy that both rows have."""
+def verdicts_of(claims: Sequence[Claim], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is known of each claim: the paper's effect, and a verdict by each accuracy that both rows have.
+
+    Args:
+        claims: The claims.
+        rows: All rows of their table, as TABLE.json has them.
+    """
     by_key = {row["row"]: row for row in rows}
     values = {
         column: [
@@ -191,7 +196,7 @@ def _verdicts(table: Table, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     }
     spreads = {column: pooled(each) for column, each in values.items()}
     found = []
-    for claim in table.claims:
+    for claim in claims:
         better, other = by_key[claim.better], by_key[claim.other]
         first, second = ({s["seed"]: s["numbers"] for s in row["seeds"]} for row in (better, other))
         if claim.cost:

@@ -191,9 +191,8 @@ def bn_batch_size(scale: Scale, epochs: int | None = None) -> Table:
     rows = [byol_row(n, top1) for n, top1 in byol.items()] + [m2_row(n, top1) for n, top1 in ours.items()]
     better = "Momentum² Teacher is better than BYOL"
     claims = [Claim(f"With {n} samples per BN, {better}", f"m2-{n}", f"byol-{n}") for n in ours if n in byol]
-    if (
-        b.small
-    ):  # above the batch is divided; here the devices stay, and the batch, rate and m grow with the samples
+    # Above, the batch is divided; here the devices stay, and the batch, rate and m grow with the samples.
+    if b.small:
         for n in (2, 8):
             batch = b.batch // b.samples * n
             for key, name, teacher in (("byol", "BYOL", "local"), ("m2", "Momentum² Teacher", "momentum")):

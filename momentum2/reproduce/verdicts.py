@@ -97,7 +97,7 @@ def pooled(rows: Sequence[Mapping[int, float]]) -> Spread | None:
     freedom = len(cells) - int(np.linalg.matrix_rank(design)) if cells else 0
     if freedom == 0:
         return None
-    left = values - design @ np.linalg.lstsq(design, values)[0]
+    left = values - design @ np.linalg.lstsq(design, values, rcond=None)[0]
     return Spread(math.sqrt(2 * float(left @ left) / freedom), freedom)
 
 
