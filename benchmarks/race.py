@@ -1,8 +1,8 @@
 """A fair race: accuracy on CIFAR-10 (or any labeled images) after a budget of CPU seconds.
 
-    python benchmarks/race.py run --data CIFAR --out race --budgets 60 180 300 --seeds 0 1 2
-    python benchmarks/race.py tune --data CIFAR --out race --budgets 60
-    python benchmarks/race.py table --out race --page docs/race.md
+    python benchmarks/race.py run --data CIFAR --budgets 60 180 300 --seeds 0 1 2
+    python benchmarks/race.py tune --data CIFAR --budgets 60
+    python benchmarks/race.py table
 
 Two tables that are never mixed. *Table A*: each library as its own example has it (transforms, heads, optimizer,
 temperature), on the same images, network and batch. *Table B*: the algorithms alone, all in this package's pipeline
@@ -19,7 +19,8 @@ runs on the share of the budget that is spent, so a method that is slower per st
 One evaluation for all: kNN over all training images (k = 20 and 200) and a linear probe, of both networks where there
 are two. `tune` tries the three rates of each row of table B on seed 100, which never races; `run` takes the best one.
 
-Each finished run is a small file in `OUT/runs`; what is there is not run again. A row that loses stays in.
+Each finished run is a small file in `benchmarks/results/race/runs` (or `OUT/runs`, with `--out OUT`); what is there is
+not run again. A row that loses stays in.
 """
 
 import argparse
@@ -68,6 +69,8 @@ from momentum2.training.device import keep_large_blocks
 from momentum2.training.plan import resolve
 from momentum2.training.step import Stepper
 
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "race"
 RESOLUTION = 10_000  # steps into which schedules divide a budget
 TUNING_SEED = 100
 CPU = torch.device("cpu")
@@ -411,7 +414,10 @@ def train_lightly(name: str, images: Images, budget: float, seed: int) -> Traine
             break
     settings = {
         "library": f"lightly {_version('lightly')}",
-        "transform": repr(transform),
+        # Without the places in memory that some of its parts print.
+        "transform": re.sub(
+            r" object at 0x\w+", "", "; ".join(repr(t.transform) for t in transform.transforms)
+        ),
         "optimizer": "SGD, lr 0.06, no momentum, no schedule",
         "batch_size": batch_size,
         "backbone": {k: v for k, v in SHARED.items() if k.startswith("model.")},
@@ -699,6 +705,13 @@ def time_to(target: float, curve: Sequence[tuple[float, float]]) -> str:
     return f"> {before[0]:g}" if before else "–"
 
 
+def at_least(short: str, long: str) -> float | None:
+    """How many times `short` fits into `long`, both as `time_to` writes them, at least; None if they do not say."""
+    if "≤" in long or ">" in short or "–" in (short, long):
+        return None
+    return float(long.removeprefix("> ")) / float(short.removeprefix("≤ "))
+
+
 def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Means, intervals, paired differences to SimCLR and times to an accuracy, of racing seeds alone."""
     racing = [r for r in runs if r["seed"] != TUNING_SEED]
@@ -789,7 +802,8 @@ def _difference(cell: dict[str, Any]) -> str:
     if not gap or gap["mean"] is None:
         return "refused: the machine's speed changed" if gap else "–"
     within = f" ± {gap['interval']:.1f}" if gap["interval"] is not None else ""
-    return f"{gap['mean']:+.1f}{within} ({gap['pairs']} pair{'s' * (gap['pairs'] != 1)})"
+    refused = f", {gap['refused']} refused: the machine's speed changed" if gap["refused"] else ""
+    return f"{gap['mean']:+.1f}{within} ({gap['pairs']} pair{'s' * (gap['pairs'] != 1)}{refused})"
 
 
 def markdown(found: dict[str, Any], runs: Sequence[dict[str, Any]], picture: str) -> str:
@@ -810,7 +824,7 @@ def markdown(found: dict[str, Any], runs: Sequence[dict[str, Any]], picture: str
         "",
         "Numbers are kNN top-1 (k = 20) over all training images, in percent: the mean over seeds and the 95% interval "
         "of that mean by Student's t. Budgets are CPU seconds of training; every schedule runs on the share of the "
-        "budget that is spent. How the clock works, what is counted and how a row is tuned is said at the top of "
+        "budget that is spent. How the clock works, what is counted and how a row is tuned are described at the top of "
         "[`benchmarks/race.py`](../benchmarks/race.py). Rows that lose stay in.",
         *([] if tuned else ["", "`tune` was not run: every row of table B has the middle one of its rates."]),
         "",
@@ -818,7 +832,7 @@ def markdown(found: dict[str, Any], runs: Sequence[dict[str, Any]], picture: str
         "",
         "## Floors",
         "",
-        "Nothing is trained by gradient here, and every row below has to beat all of them.",
+        "Nothing is trained by gradient here. A row that does not beat all of them says so.",
         "",
         "| floor | kNN, k = 20 | k = 200 | linear | dimensions | CPU seconds to make and evaluate |",
         "|---|---|---|---|---|---|",
@@ -886,11 +900,22 @@ def verdicts(found: dict[str, Any]) -> Iterator[str]:
         gap = cell.get("to_simclr")
         if gap and gap["interval"] is not None:
             low, high = gap["mean"] - gap["interval"], gap["mean"] + gap["interval"]
-            word = "ahead of" if low > 0 else "behind" if high < 0 else "not told apart from"
+            word = "ahead of" if low > 0 else "behind" if high < 0 else "not distinguishable from"
             yield (
                 f"- After {budget} s the Momentum² teacher with repulsion is {word} SimCLR with the same network and "
                 f"optimizer: {gap['mean']:+.1f} points, 95% interval {low:+.1f} to {high:+.1f}, {gap['pairs']} pairs."
             )
+    for ours in ("bundle", "simclr"):
+        for target in ("40", "50"):
+            for name, entry in rows.items():
+                if entry["table"] == "A" and ours in rows:
+                    here, there = rows[ours]["time_to"][target], entry["time_to"][target]
+                    times = at_least(here, there)
+                    if times:
+                        yield (
+                            f"- To {target}%, `{name}` takes at least {times:.1f} times as long as `{ours}` "
+                            f"({there} s; {here} s)."
+                        )
     for name, entry in rows.items():
         if entry["table"] != "floor":
             budget, cell = max(entry["budgets"].items(), key=lambda item: float(item[0]))
@@ -941,7 +966,7 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("command", choices=["run", "tune", "one", "table"])
     parser.add_argument("--data", help="labeled images: a folder with train and test, or shapes")
-    parser.add_argument("--out", default="race", help="where results are kept")
+    parser.add_argument("--out", default=str(RESULTS), help="where results are kept")
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
     parser.add_argument("--budgets", nargs="+", type=float, default=[60.0, 180.0, 300.0], help="CPU seconds")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -950,7 +975,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--launcher", nargs="+", default=[], help="words before each run, such as taskset -c 0"
     )
-    parser.add_argument("--page", default="docs/race.md")
+    parser.add_argument("--page", default=str(ROOT / "docs" / "race.md"))
     parser.add_argument("--train-size", type=int, help="use only so many training images")
     parser.add_argument("--test-size", type=int)
     parser.add_argument("--rate", type=float, help=argparse.SUPPRESS)

@@ -92,6 +92,26 @@ def test_time_to_an_accuracy(race: ModuleType):
     assert race.time_to(60, curve) == "> 300"
 
 
+@pytest.mark.parametrize(
+    ("short", "long", "times"),
+    [
+        ("≤ 30", "> 300", 10),
+        ("40", "300", 7.5),
+        ("≤ 60", "≤ 300", None),
+        ("> 60", "> 300", None),
+        ("–", "3", None),
+    ],
+)
+def test_a_ratio_of_times_is_a_bound(race: ModuleType, short: str, long: str, times: float | None):
+    assert race.at_least(short, long) == times
+
+
+def test_the_page_is_what_the_script_writes(race: ModuleType):
+    runs = race.read_runs(race.RESULTS)
+    text = race.markdown(race.summarize(runs), runs, "race.svg")
+    assert text == (ROOT / "docs" / "race.md").read_text(encoding="utf-8")
+
+
 def test_runs_on_a_machine_of_another_speed_are_not_compared(race: ModuleType):
     def run(core: float, steps: int) -> dict[str, object]:
         return {"gemm": [core, core / 2], "steps": steps}  # the second product was disturbed
