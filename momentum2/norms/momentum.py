@@ -180,7 +180,6 @@ class MomentumBatchNorm(PlainBatchNorm):
         return (
             self.devices == 1
             and self.compat == "paper"
-            and not self.auto
             and x.device.type == "cpu"
             and x.dtype == self.running_mean.dtype == torch.float32
             and (self.weight is None or self.weight.dtype == torch.float32)
@@ -199,6 +198,8 @@ class MomentumBatchNorm(PlainBatchNorm):
         pending = [self._pending_mean, self._pending_var, self._pending_count]
         torch._foreach_add_(pending, [mean, var, self._one])
         alpha = self._alpha_or_one()
+        if self.auto:  # (1, 1), a row for the one device
+            alpha = alpha.view(())
         mean, var = torch._foreach_lerp([self.running_mean, self.running_var], [mean, var], [alpha, alpha])
         return mean, var
 

@@ -136,13 +136,16 @@ def test_history_is_the_formula(batches_a_step, fresh, compat):
 
 @pytest.mark.parametrize(("shape", "channels_last"), layouts())
 @pytest.mark.parametrize("fresh", [False, True])
-def test_without_a_gradient_the_bits_are_the_same(shape, channels_last, fresh):
+@pytest.mark.parametrize("alpha", [0.3, "auto"])
+def test_without_a_gradient_the_bits_are_the_same(shape, channels_last, fresh, alpha):
     norms = [MomentumBatchNorm(C) if fresh else filled(MomentumBatchNorm(C)) for _ in range(2)]
     for norm, grad in zip(norms, (False, True), strict=True):
-        norm.alpha = 0.3
+        norm.alpha = alpha
+        outputs = []
         with torch.set_grad_enabled(grad):
-            outputs = [norm(batch(shape, seed, channels_last)).detach() for seed in (1, 2)]
-        norm.commit()
+            for seed in (1, 2, 3):
+                outputs.append(norm(batch(shape, seed, channels_last)).detach())
+                norm.commit()
         norm.seen = torch.stack(outputs)
     assert torch.equal(norms[0].seen, norms[1].seen)
     assert all(map(torch.equal, norms[0].histories(), norms[1].histories()))
