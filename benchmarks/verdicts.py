@@ -27,15 +27,16 @@ HEAD = """# The paper's claims, measured
 
 <!-- Written by `python benchmarks/verdicts.py` from the files in docs/results; do not edit. -->
 
-How the claims of *Momentum² Teacher* hold up on CPU cores with CIFAR-10, **after {length}; the paper's numbers are after
-200 to 1,000 on larger data**. Two rows are compared seed by seed, by a linear classifier on the teacher's features: the
-effect in points with its 95% interval over seeds, and the smallest effect that this many seeds would detect with 80%
-power (*visible*). *Shown*: the whole interval agrees with the claim. *Contradicted*: none of it does. *Bounded*:
-neither; the effect lies in the interval. *One seed*: there is no interval, so nothing is decided. *Above* or *below the
-paper's*: the interval does not reach the paper's effect. If two rows share fewer than {own} seeds, the interval of their
-accuracies is from the spread that all rows of their table have in common. The same effects with recalibrated statistics
-and by kNN stand beside it. "As good as" allows 1 point, and "no more time" 5%; time is compared turn by turn instead of
-seed by seed. About one 95% interval in twenty misses the true effect. [How to run all of this](reproduce.md).
+How the claims of *Momentum² Teacher* hold up on CPU cores with CIFAR-10, **after {length}; the paper's numbers are
+after 200 to 1,000 on larger data**. Two rows are compared seed by seed, by a linear classifier on the teacher's
+features: the effect in points with its 95% interval over seeds, and the smallest effect that this many seeds would
+detect with 80% power (*visible*). *Shown*: the whole interval agrees with the claim. *Contradicted*: none of it does.
+*Bounded*: neither; the effect lies in the interval. *One seed*: there is no interval, so nothing is decided. *Above*
+or *below the paper's*: the interval does not reach the paper's effect. If two rows share fewer than {own} seeds, the
+interval of their accuracies is from the spread that all rows of their table have in common. The same effects with
+recalibrated statistics and by kNN stand beside it. "As good as" allows 1 point, and "no more time" 5%; time is
+compared turn by turn instead of seed by seed. About one 95% interval in twenty misses the true effect. [How to run
+all of this](reproduce.md).
 """
 WHAT_WENT = """Version 0.1's runs, which this page used to show, are gone: their devices shared one history of
 Momentum BN, and a fixed α began from mean 0 and variance 1 instead of measured statistics, so they did not test the
