@@ -905,17 +905,17 @@ def verdicts(found: dict[str, Any]) -> Iterator[str]:
                 f"- After {budget} s the Momentum² teacher with repulsion is {word} SimCLR with the same network and "
                 f"optimizer: {gap['mean']:+.1f} points, 95% interval {low:+.1f} to {high:+.1f}, {gap['pairs']} pairs."
             )
-    for ours in ("bundle", "simclr"):
-        for target in ("40", "50"):
-            for name, entry in rows.items():
-                if entry["table"] == "A" and ours in rows:
-                    here, there = rows[ours]["time_to"][target], entry["time_to"][target]
-                    times = at_least(here, there)
-                    if times:
-                        yield (
-                            f"- To {target}%, `{name}` takes at least {times:.1f} times as long as `{ours}` "
-                            f"({there} s; {here} s)."
-                        )
+    for ours in (name for name in ("bundle", "simclr") if name in rows):
+        for target, here in rows[ours]["time_to"].items():
+            found = {
+                name: longer
+                for name, entry in rows.items()
+                if entry["table"] == "A" and (longer := at_least(here, entry["time_to"][target]))
+            }
+            if found:
+                names = ", ".join(f"`{name}`" for name in found)
+                times = min(found.values())
+                yield f"- To {target}% `{ours}` takes {here} s, {names} at least {times:.1f} times as long."
     for name, entry in rows.items():
         if entry["table"] != "floor":
             budget, cell = max(entry["budgets"].items(), key=lambda item: float(item[0]))
