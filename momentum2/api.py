@@ -23,6 +23,7 @@ from momentum2.data.opening import find_data, open_unchecked, typical_size
 from momentum2.data.sampler import chosen_order
 from momentum2.data.sequence import as_dataset
 from momentum2.data.statistics import Statistics, channels_of, measure
+from momentum2.data.workers import refuse_unguarded
 from momentum2.distributed.together import broadcast_bytes, joined, raise_together
 from momentum2.errors import SettingError, Stopped, UserError
 from momentum2.evaluate import embed as features_file
@@ -120,6 +121,7 @@ def pretrain(
     Returns:
         The run; `run.finished` is False if a signal stopped it; then the same call resumes it.
     """
+    refuse_unguarded()
     _expect("config", config, Config, "a Config, such as recipe(...) gives")
     _expect("encoder", encoder, nn.Module | None, "an nn.Module")
     if method is not None and not (isinstance(method, type) and issubclass(method, Method)):

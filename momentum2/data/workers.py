@@ -1,16 +1,20 @@
 """Worker processes that turn jobs into results, in order, and are missed when they die or hang."""
 
 import contextlib
+import io
 import mmap
 import os
+import pickle
 import signal
+import sys
 import tempfile
 import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing import get_context, reduction
+from multiprocessing import current_process, get_context, reduction
 from multiprocessing.connection import Connection
+from types import FunctionType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -29,7 +33,8 @@ class Workers(Generic[Job, Result]):
     """`count` processes, each with its own copy of `task`. Close it, or use it as a context manager.
 
     The processes are forked from a server that knows nothing of this process, so its threads and its GPU are
-    safe; `task` and the jobs are pickled. They end when this process does, however it does: pipes close.
+    safe; `task` and the jobs are pickled. They end when this process does, however it does: pipes close. They import
+    the program that called only if `task` has something of it, such as the class of a data set.
 
     Args:
         task: What is done to each job.
@@ -51,12 +56,14 @@ class Workers(Generic[Job, Result]):
         self._pipes: list[Connection] = []
         context = get_context("forkserver")
         context.set_forkserver_preload(["momentum2.data.assemble"])  # torch is imported once, not by each
+        program = _has_parts_of_program(task)
         for number in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_work, args=(theirs, task), daemon=True, name=f"momentum2-worker-{number}"
             )
-            process.start()
+            with contextlib.nullcontext() if program else _unseen_program():
+                process.start()
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
@@ -123,6 +130,44 @@ class Workers(Generic[Job, Result]):
             f"Worker process {worker} (pid {process.pid}) ended with exit code {process.exitcode} at"
             f" {self.describe(job)}. It may have run out of memory; try fewer workers."
         )
+
+
+def refuse_unguarded() -> None:
+    """Refuse to begin anything while a new process imports the program, which then is not guarded against that."""
+    if getattr(current_process(), "_inheriting", False):
+        raise UserError(
+            "A worker process imports this program because the data set is from it, and the program trains when it is "
+            'imported. Put that part under `if __name__ == "__main__":`.'
+        )
+
+
+class _Search(pickle.Pickler):
+    """Pickles to find out whether anything is defined in the program itself."""
+
+    found = False
+
+    def reducer_override(self, thing: Any) -> Any:
+        origin = thing if isinstance(thing, type | FunctionType) else type(thing)
+        self.found = self.found or origin.__module__ == "__main__"
+        return (int, ()) if isinstance(thing, SharedMemory) else NotImplemented
+
+
+def _has_parts_of_program(task: object) -> bool:
+    search = _Search(io.BytesIO())
+    search.dump(task)
+    return search.found
+
+
+@contextlib.contextmanager
+def _unseen_program() -> Iterator[None]:
+    """New processes do not import the program, which would run all of one without `if __name__ == "__main__":`."""
+    program = vars(sys.modules["__main__"])
+    seen: dict[str, Any] = {name: program[name] for name in ("__file__", "__spec__") if name in program}
+    try:
+        program.update(dict.fromkeys(seen))
+        yield
+    finally:
+        program.update(seen)
 
 
 def _work(pipe: Connection, task: Callable[[Any], Any]) -> None:

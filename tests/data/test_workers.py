@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from momentum2.data import loader
 from momentum2.data.workers import AHEAD, Workers
@@ -92,3 +94,44 @@ def test_a_gpu_is_fed_by_most_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
         assert loader.default_workers(torch.device("cuda")) == count
         assert loader.default_workers(torch.device("cpu")) == 0
+
+
+PROGRAM = """
+import numpy as np
+import momentum2 as m2
+print("the program runs")
+class Squares:
+    def __len__(self):
+        return 32
+    def __getitem__(self, i):
+        return np.full((32, 32, 3), i, np.uint8)
+settings = {"train.steps": 2, "train.batch_size": 16, "monitor.knn_every": 0, "data.workers": 1, "data.cache": "off"}
+def main(name, dataset=None):
+    given = settings | ({} if dataset else {"data.name": "folder", "data.root": "images"})
+    print(m2.pretrain(m2.recipe("quickstart", given), "run-" + name, dataset=dataset).finished)
+"""
+
+
+def run_program(folder: Path, end: str) -> subprocess.CompletedProcess[str]:
+    for i in range(32):
+        (folder / "images").mkdir(exist_ok=True)
+        Image.new("RGB", (32, 32), (8 * i, 0, 0)).save(folder / "images" / f"{i}.png")
+    (folder / "program.py").write_text(PROGRAM + end)
+    return subprocess.run(
+        [sys.executable, "program.py"], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_workers_do_not_run_a_program_that_is_not_guarded(tmp_path: Path) -> None:
+    ended = run_program(tmp_path, 'main("plain")')
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split("\n") == ["the program runs", "True", ""]
+
+
+def test_a_data_set_of_the_program_needs_a_guard(tmp_path: Path) -> None:
+    ended = run_program(tmp_path, 'if __name__ == "__main__":\n    main("own", Squares())')
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("True") == 1
+    ended = run_program(tmp_path, 'main("own-unguarded", Squares())')
+    assert ended.returncode != 0
+    assert 'Put that part under `if __name__ == "__main__":`' in ended.stderr
