@@ -17,7 +17,7 @@ each other, where one of the rows has fewer than three runs and so no median to 
 runs on the share of the budget that is spent, so a method that is slower per step is not cut off before its annealing.
 
 One evaluation for all: kNN over all training images (k = 20 and 200) and a linear probe, of both networks where there
-are two. `tune` tries the three rates of each row of table B on seed 100, which never races; `run` takes the best one.
+are two; kNN also with batch-norm statistics measured again (*recalibrated*). `tune` tries the three rates of each row of table B on seed 100, which never races; `run` takes the best one.
 
 Each finished run is a small file in `benchmarks/results/race/runs` (or `OUT/runs`, with `--out OUT`); what is there is
 not run again. A row that loses stays in.
@@ -57,7 +57,7 @@ from momentum2.data.sampler import seeded_subset
 from momentum2.data.views import ViewBatches
 from momentum2.evaluate.accuracy import top1_top5
 from momentum2.evaluate.features import Features, extract
-from momentum2.evaluate.floors import Pixels, patch_encoder, random_encoder
+from momentum2.evaluate.floors import Pixels, calibrate, patch_encoder, random_encoder
 from momentum2.evaluate.knn import knn_scores
 from momentum2.evaluate.logistic import Standardize, probe
 from momentum2.files import write_whole
@@ -127,10 +127,19 @@ _BYOL: dict[str, object] = {"method.name": "byol", "method.weight_momentum": 0.0
 
 _SIMCLR: dict[str, object] = {"method.name": "simclr", "method.temperature": 0.1, **MUON}
 
+#: Without it, weights grow from step to step, and what a step of fixed size changes shrinks.
+_DECAY: dict[str, object] = {"optim.weight_decay": 0.1, "optim.exclude_bias_and_norm": True}
+_WIDE: dict[str, object] = {"model.width": 0.5}
+
 ROWS: dict[str, Row] = {
     "bundle": Row("B", "Momentum² teacher with repulsion, no predictor, Muon", _BUNDLE, MUON_RATES),
     "simclr": Row("B", "SimCLR, Muon", _SIMCLR, MUON_RATES),
     "simclr-bf16": Row("B", "`simclr` in bf16", {**_SIMCLR, "train.precision": "bf16"}, MUON_RATES),
+    "simclr-decay": Row("B", "`simclr` with weight decay", {**_SIMCLR, **_DECAY}, MUON_RATES),
+    "simclr-wide": Row(
+        "B", "`simclr-decay` with 32 to 256 channels", {**_SIMCLR, **_DECAY, **_WIDE}, MUON_RATES
+    ),
+    "bundle-decay": Row("B", "`bundle` with weight decay", {**_BUNDLE, **_DECAY}, MUON_RATES),
     "bundle-slow": Row(
         "B",
         "`bundle` with a slower teacher, m 0.2 and α 0.5",
@@ -454,6 +463,13 @@ def evaluate(encoder: Encoder, images: Images, linear: bool, seed: int) -> dict[
     return _score(bank, test, images.classes, linear, seed)
 
 
+def recalibrated(encoder: Encoder, images: Images, seed: int) -> float:
+    """kNN of a network whose statistics are measured again, without augmentation; it keeps them."""
+    (spec,) = view_specs(ViewsConfig("evaluation"), 32)
+    calibrate(encoder, images.train, spec, seed, CPU, 0)
+    return evaluate(encoder, images, False, seed)["knn20"]
+
+
 def _score(bank: Features, test: Features, classes: int, linear: bool, seed: int) -> dict[str, float]:
     assert bank.labels is not None
     assert test.labels is not None
@@ -548,6 +564,8 @@ def one(
         network: evaluate(encoder, images, linear == "all" or (linear == "exported" and i == 0), seed)
         for i, (network, encoder) in enumerate(networks.items())
     }
+    if row.table != "floor":
+        first(found)["recalibrated"] = recalibrated(next(iter(networks.values())), images, seed)
     found["evaluation_seconds"] = time.process_time() - start
     found["peak_gb"] = _peak_gb()
     return found
@@ -729,7 +747,7 @@ def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for budget, found in sorted(budgets.items()):
             numbers = {
                 what: [first(r)[what] for r in found.values() if what in first(r)]
-                for what in ("knn20", "knn200", "linear")
+                for what in ("knn20", "knn200", "linear", "recalibrated")
             }
             cell: dict[str, Any] = {
                 "seeds": sorted(found),
@@ -873,19 +891,20 @@ def markdown(found: dict[str, Any], runs: Sequence[dict[str, Any]], picture: str
             "seconds",
             "steps",
             "kNN, k = 200",
+            "recalibrated",
             "linear",
             "other network",
             "minus `simclr`, paired",
             "below",
         )
         lines.append(f"| {' | '.join(head)} |")
-        lines.append("|---|---|---|---|---|---|---|---|")
+        lines.append("|---" * len(head) + "|")
         for name in order:
             cell = rows[name]["budgets"][f"{longest[name]:g}"]
             other = ", ".join(f"{n} {v:.1f}" for n, v in cell["other"].items()) or "–"
             lines.append(
                 f"| `{name}` | {longest[name]:g} | {cell.get('steps', math.nan):.0f} | {_cell(cell.get('knn200'))} "
-                f"| {_cell(cell.get('linear'))} | {other} | {_difference(cell)} | {', '.join(cell['below']) or '–'} |"
+                f"| {_cell(cell.get('recalibrated'))} | {_cell(cell.get('linear'))} | {other} | {_difference(cell)} | {', '.join(cell['below']) or '–'} |"
             )
     lines += ["", *verdicts(found), ""]
     return "\n".join(lines)

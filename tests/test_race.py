@@ -49,10 +49,11 @@ def test_a_race_from_start_to_page(
         race.main(words[words.index("one") :])
         return type("Ended", (), {"returncode": 0, "stderr": ""})
 
-    monkeypatch.setattr(race.subprocess, "run", here)
     rows = ["bundle", "simclr", "byol", "moco", "pixels", "random", "patches"]
     words = ["run", *SMALL, "--out", str(out), "--rows", *rows, "--seeds", "0", "1"]
-    race.main(words)
+    with monkeypatch.context() as inside:  # not beyond: matplotlib asks another program for fonts
+        inside.setattr(race.subprocess, "run", here)
+        race.main(words)
     runs = race.read_runs(out)
     assert len(runs) == len(rows) * 2
     bundle = next(r for r in runs if r["row"] == "bundle")
@@ -62,9 +63,11 @@ def test_a_race_from_start_to_page(
     assert bundle["cpu_seconds"] >= 0.5
     assert set(bundle["networks"]) == {"teacher", "student"}
     assert all(0 <= first["knn20"] <= 100 for r in runs for first in r["networks"].values())
+    assert all("recalibrated" in race.first(r) for r in runs if r["table"] == "B")
     # What is there is not run again.
-    monkeypatch.setattr(race.subprocess, "run", None)
-    race.main(words)
+    with monkeypatch.context() as forbidden:
+        forbidden.setattr(race.subprocess, "run", None)
+        race.main(words)
     page = tmp_path / "docs" / "race.md"
     race.main(["table", "--out", str(out), "--page", str(page)])
     text = page.read_text(encoding="utf-8")
