@@ -16,8 +16,9 @@ and if neither had a tenth more or fewer steps than the other, relative to the m
 each other, where one of the rows has fewer than three runs and so no median to speak of). Every schedule
 runs on the share of the budget that is spent, so a method that is slower per step is not cut off before its annealing.
 
-One evaluation for all: kNN over all training images (k = 20 and 200) and a linear probe, of both networks where there
-are two; kNN also with batch-norm statistics measured again (*recalibrated*). `tune` tries the three rates of each row of table B on seed 100, which never races; `run` takes the best one.
+One evaluation for all: kNN over all training images (k = 20 and 200), of both networks where there are two; a linear
+probe of the exported one; and its kNN with batch-norm statistics that are measured again (*recalibrated*). `tune` tries
+the three rates of each row of table B on seed 100, which never races; `run` takes the best one.
 
 Each finished run is a small file in `benchmarks/results/race/runs` (or `OUT/runs`, with `--out OUT`); what is there is
 not run again. A row that loses stays in.
@@ -71,6 +72,8 @@ from momentum2.training.step import Stepper
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "race"
+#: The measures by which a row is compared with the floors, and how they are called there.
+FLOORED = {"knn20": "by kNN", "linear": "by linear"}
 RESOLUTION = 10_000  # steps into which schedules divide a budget
 TUNING_SEED = 100
 CPU = torch.device("cpu")
@@ -736,11 +739,10 @@ def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     by: dict[str, dict[float, dict[int, dict[str, Any]]]] = {}
     for r in racing:
         by.setdefault(r["row"], {}).setdefault(r["budget"], {})[r["seed"]] = r
-    floors = {
-        name: mean(first(r)["knn20"] for budgets in by[name].values() for r in budgets.values())
-        for name, row in ROWS.items()
-        if row.table == "floor" and name in by
-    }
+    floors: dict[str, dict[str, float]] = {}
+    for name in (name for name, row in ROWS.items() if row.table == "floor" and name in by):
+        own = [first(r) for budgets in by[name].values() for r in budgets.values()]
+        floors[name] = {what: mean(r[what] for r in own) for what in FLOORED if all(what in r for r in own)}
     rows: dict[str, Any] = {}
     for name, budgets in by.items():
         entry: dict[str, Any] = {"table": ROWS[name].table, "words": ROWS[name].words, "budgets": {}}
@@ -779,11 +781,13 @@ def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 )
                 for network in [*next(iter(found.values()))["networks"]][1:]
             }
-            cell["below"] = sorted(
-                (ROWS[f].words for f, v in floors.items() if v > cell["knn20"]["mean"])
-                if entry["table"] != "floor"
-                else ()
-            )
+            cell["below"] = [
+                f"{ROWS[f].words} {how}"
+                for what, how in FLOORED.items()
+                if what in cell and entry["table"] != "floor"
+                for f in floors
+                if floors[f].get(what, 0) > cell[what]["mean"]
+            ]
             entry["budgets"][f"{budget:g}"] = cell
         curve = [(float(b), c["knn20"]["mean"]) for b, c in entry["budgets"].items()]
         if entry["table"] != "floor":
@@ -818,9 +822,9 @@ def _cell(cell: dict[str, Any] | None) -> str:
 def _difference(cell: dict[str, Any]) -> str:
     gap = cell.get("to_simclr")
     if not gap or gap["mean"] is None:
-        return "refused: the machine's speed changed" if gap else "–"
+        return "not compared: the machine's speed differed" if gap else "–"
     within = f" ± {gap['interval']:.1f}" if gap["interval"] is not None else ""
-    refused = f", {gap['refused']} refused: the machine's speed changed" if gap["refused"] else ""
+    refused = f", {gap['refused']} not compared: the machine's speed differed" if gap["refused"] else ""
     return f"{gap['mean']:+.1f}{within} ({gap['pairs']} pair{'s' * (gap['pairs'] != 1)}{refused})"
 
 
@@ -841,16 +845,18 @@ def markdown(found: dict[str, Any], runs: Sequence[dict[str, Any]], picture: str
         f"torch {runs[0]['versions']['torch']}.",
         "",
         "Numbers are kNN top-1 (k = 20) over all training images, in percent: the mean over seeds and the 95% interval "
-        "of that mean by Student's t. Budgets are CPU seconds of training; every schedule runs on the share of the "
-        "budget that is spent. How the clock works, what is counted and how a row is tuned are described at the top of "
-        "[`benchmarks/race.py`](../benchmarks/race.py). Rows that lose stay in.",
+        "of that mean by Student's t (without one, it is one seed). Budgets are CPU seconds of training; every "
+        "schedule runs on the share of the budget that is spent. The machines' cores differed in speed, so look at the "
+        "steps as well, or at the differences to `simclr`, for which only runs on equal cores count. How the clock "
+        "works, what is counted and how a row is tuned are described at the top of "
+        "[`benchmarks/race.py`](../benchmarks/race.py). Losing rows are kept.",
         *([] if tuned else ["", "`tune` was not run: every row of table B has the middle one of its rates."]),
         "",
         f"![kNN accuracy against CPU seconds]({picture})",
         "",
         "## Floors",
         "",
-        "Nothing is trained by gradient here. A row that does not beat all of them says so.",
+        "Nothing is trained by gradient here. The tables name the floors that a row is below.",
         "",
         "| floor | kNN, k = 20 | k = 200 | linear | dimensions | CPU seconds to make and evaluate |",
         "|---|---|---|---|---|---|",
@@ -889,6 +895,8 @@ def markdown(found: dict[str, Any], runs: Sequence[dict[str, Any]], picture: str
         head = (
             "row",
             "seconds",
+            "seeds",
+            "GFLOP/s",
             "steps",
             "kNN, k = 200",
             "recalibrated",
@@ -902,12 +910,32 @@ def markdown(found: dict[str, Any], runs: Sequence[dict[str, Any]], picture: str
         for name in order:
             cell = rows[name]["budgets"][f"{longest[name]:g}"]
             other = ", ".join(f"{n} {v:.1f}" for n, v in cell["other"].items()) or "–"
-            lines.append(
-                f"| `{name}` | {longest[name]:g} | {cell.get('steps', math.nan):.0f} | {_cell(cell.get('knn200'))} "
-                f"| {_cell(cell.get('recalibrated'))} | {_cell(cell.get('linear'))} | {other} | {_difference(cell)} | {', '.join(cell['below']) or '–'} |"
-            )
-    lines += ["", *verdicts(found), ""]
+            cells = [
+                f"`{name}`",
+                f"{longest[name]:g}",
+                f"{len(cell['seeds'])}",
+                f"{cell['gemm']:.0f}",
+                f"{cell.get('steps', math.nan):.0f}",
+                *(_cell(cell.get(what)) for what in ("knn200", "recalibrated", "linear")),
+                other,
+                _difference(cell),
+                ", ".join(cell["below"]) or "–",
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", *verdicts(found), "", "## Commands", "", "```text", *commands(found), "```", ""]
     return "\n".join(lines)
+
+
+def commands(found: dict[str, Any]) -> Iterator[str]:
+    """What runs all of this, a line for rows with the same budget and seeds."""
+    alike: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for name, entry in found["rows"].items():
+        for budget, cell in entry["budgets"].items():
+            of = "" if entry["table"] == "floor" else f" --budgets {budget}"
+            alike.setdefault((of, tuple(cell["seeds"])), []).append(name)
+    for (of, seeds), rows in sorted(alike.items(), key=lambda item: (len(item[0][0]), item[0])):
+        which = f"--rows {' '.join(rows)} --seeds {' '.join(map(str, seeds))}"
+        yield f"python benchmarks/race.py run --data CIFAR{of} {which}"
 
 
 def verdicts(found: dict[str, Any]) -> Iterator[str]:
@@ -926,20 +954,19 @@ def verdicts(found: dict[str, Any]) -> Iterator[str]:
             )
     for ours in (name for name in ("bundle", "simclr") if name in rows):
         for target, here in rows[ours]["time_to"].items():
-            found = {
-                name: longer
+            longer = {
+                name: times
                 for name, entry in rows.items()
-                if entry["table"] == "A" and (longer := at_least(here, entry["time_to"][target]))
+                if entry["table"] == "A" and (times := at_least(here, entry["time_to"][target]))
             }
-            if found:
-                names = ", ".join(f"`{name}`" for name in found)
-                times = min(found.values())
-                yield f"- To {target}% `{ours}` takes {here} s, {names} at least {times:.1f} times as long."
+            if longer:
+                names, times = ", ".join(f"`{name}`" for name in longer), min(longer.values())
+                yield f"- To {target}% `{ours}` takes {here} s; {names} take at least {times:.0f} times as long."
     for name, entry in rows.items():
         if entry["table"] != "floor":
             budget, cell = max(entry["budgets"].items(), key=lambda item: float(item[0]))
             if cell["below"]:
-                yield f"- `{name}` after {budget} s is below {' and '.join(cell['below'])}."
+                yield f"- `{name}` after {budget} s is below {', '.join(cell['below'])}."
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
@@ -959,7 +986,7 @@ def plot(found: dict[str, Any], path: Path) -> None:
         error = [c["interval"] or 0 for _, c in points]
         style = "--" if entry["table"] == "A" else "-"
         axis.errorbar(x, y, error, marker="o", markersize=4, linestyle=style, capsize=2, label=name)
-    for name, value in found["floors"].items():
+    for name, value in ((name, floor["knn20"]) for name, floor in found["floors"].items()):
         axis.axhline(value, color="gray", linewidth=0.8, linestyle=":")
         axis.annotate(
             f"{ROWS[name].words} {value:.1f}",

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import pickle
 import queue
 import sys
 import threading
@@ -25,7 +24,7 @@ from momentum2.data.assemble import Assemble, Chunk, Done, Images
 from momentum2.data.bad_images import report_bad
 from momentum2.data.dataset import Dataset, Ints
 from momentum2.data.sampler import batch_indices, own_places, steps_per_epoch
-from momentum2.data.workers import AHEAD, SharedMemory, Workers
+from momentum2.data.workers import AHEAD, SharedMemory, Workers, needs_main
 from momentum2.errors import SettingError, UserError
 from momentum2.machine import allowed_cores
 
@@ -220,7 +219,7 @@ class _Feed:
     def run(self, plan: Iterable[_Part]) -> Generator[Batch, None, None]:
         dataset = self.task.dataset
         report_bad(dataset, dict(dataset.bad), self.bad_images)
-        count = self._count_workers()
+        count, main = self._count_workers()
         if count == 0 or (dataset.in_memory and self.task.whole):
             ready = self._collect(plan, partial(map, self.task), self.task, self.task.local, slots=1)
             yield from self._deliver(ready, interrupt=lambda: None)
@@ -228,24 +227,24 @@ class _Feed:
         samples = min(_JOB, _divide_up(self.task.local, 2 * count))
         slots = 2 + _divide_up(AHEAD * count, _divide_up(self.task.local, samples))
         task = replace(self.task, memory=SharedMemory(slots * self.task.slot_bytes))
-        with Workers(task, count, self._describe, self.timeout) as workers:
+        with Workers(task, count, self._describe, self.timeout, main) as workers:
             ready = self._collect(plan, workers.map, task, samples, slots)
             yield from self._deliver(ready, workers.interrupt)
 
-    def _count_workers(self) -> int:
-        """As told; where nothing was said, none if they cannot be given the data set."""
+    def _count_workers(self) -> tuple[int, bool]:
+        """As told; where nothing was said, none if they cannot be given the data set. Then, whether they import the
+        program."""
         dataset, count = self.task.dataset, self.workers
         if count is None:
             count = default_workers(self.device)
             try:
-                if count and not dataset.in_memory:
-                    _check_picklable(dataset)
+                return count, count > 0 and not dataset.in_memory and _check_picklable(dataset)
             except UserError as error:
                 log.warning("%s Until then, the training process decodes the images.", error)
-                return 0
-        elif count and not (dataset.in_memory and self.task.whole):
-            _check_picklable(dataset)
-        return count
+                return 0, False
+        if count and not (dataset.in_memory and self.task.whole):
+            return count, _check_picklable(dataset)
+        return count, False
 
     def _collect(
         self,
@@ -317,21 +316,21 @@ def default_workers(device: torch.device) -> int:
     return max(1, min(16, allowed_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1))
 
 
-def _check_picklable(dataset: Dataset) -> None:
-    """Raise a `UserError` if worker processes cannot be given the data set."""
-    kinds = {type(dataset), type(getattr(dataset, "items", None))}
-    main = getattr(sys.modules["__main__"], "__file__", None)
-    if any(kind.__module__ == "__main__" for kind in kinds) and not (main and Path(main).exists()):
-        raise UserError(
-            "Worker processes cannot import a class that was defined in a notebook or a console. Put it in a module, "
-            "or set data.workers to 0."
-        )
+def _check_picklable(dataset: Dataset) -> bool:
+    """Whether worker processes need the program to unpickle the data set; a `UserError` if they cannot get it."""
     try:
-        pickle.dumps(dataset)
+        main = needs_main(dataset)
     except Exception as error:
         raise UserError(
             f"The data set cannot be sent to worker processes ({error}). Make it picklable, or set data.workers to 0."
         ) from None
+    program = getattr(sys.modules["__main__"], "__file__", None)
+    if main and not (program and Path(program).exists()):
+        raise UserError(
+            "Worker processes cannot import what was defined in a notebook or a console. Put it in a module, or set "
+            "data.workers to 0."
+        )
+    return main
 
 
 def _in_background(source: Iterator[T], interrupt: Callable[[], None]) -> Generator[T, None, None]:

@@ -6,20 +6,20 @@ import mmap
 import os
 import pickle
 import signal
-import sys
 import tempfile
+import threading
 import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing import current_process, get_context, reduction
+from multiprocessing import current_process, get_context, reduction, spawn
 from multiprocessing.connection import Connection
-from types import FunctionType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from momentum2.errors import UserError
 
@@ -33,14 +33,15 @@ class Workers(Generic[Job, Result]):
     """`count` processes, each with its own copy of `task`. Close it, or use it as a context manager.
 
     The processes are forked from a server that knows nothing of this process, so its threads and its GPU are
-    safe; `task` and the jobs are pickled. They end when this process does, however it does: pipes close. They import
-    the program that called only if `task` has something of it, such as the class of a data set.
+    safe; `task` and the jobs are pickled. They end when this process does, however it does: pipes close.
 
     Args:
         task: What is done to each job.
         count: Number of processes, at least 1.
         describe: What to call a job in an error message.
         timeout: Seconds without a result after which a worker is taken for stuck.
+        main: Whether they import the program that was started, which is needed if `task` names something in it. Without
+            `if __name__ == "__main__":`, all of it would run again.
     """
 
     def __init__(
@@ -49,20 +50,21 @@ class Workers(Generic[Job, Result]):
         count: int,
         describe: Callable[[Job], str],
         timeout: float = 300.0,
+        main: bool = False,
     ) -> None:
+        refuse_unguarded()
         self.describe, self.timeout = describe, timeout
         self.ahead = AHEAD * count
         self._processes = []
         self._pipes: list[Connection] = []
         context = get_context("forkserver")
         context.set_forkserver_preload(["momentum2.data.assemble"])  # torch is imported once, not by each
-        program = _has_parts_of_program(task)
         for number in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_work, args=(theirs, task), daemon=True, name=f"momentum2-worker-{number}"
+                target=_work, args=(theirs, _ByValue(task)), daemon=True, name=f"momentum2-worker-{number}"
             )
-            with contextlib.nullcontext() if program else _unseen_program():
+            with contextlib.nullcontext() if main else _hidden_main():
                 process.start()
             theirs.close()
             self._processes.append(process)
@@ -126,48 +128,87 @@ class Workers(Generic[Job, Result]):
     def _lost(self, worker: int, job: Job) -> UserError:
         process = self._processes[worker]
         process.join(5)
+        ended = f"Worker process {worker} (pid {process.pid}) ended with exit code {process.exitcode}"
+        if process.exitcode is not None and process.exitcode > 0:
+            return UserError(f"{ended} at {self.describe(job)}. What it printed says why.")
         return UserError(
-            f"Worker process {worker} (pid {process.pid}) ended with exit code {process.exitcode} at"
-            f" {self.describe(job)}. It may have run out of memory; try fewer workers."
+            f"{ended} at {self.describe(job)}. It may have run out of memory; try fewer workers."
         )
 
 
 def refuse_unguarded() -> None:
-    """Refuse to begin anything while a new process imports the program, which then is not guarded against that."""
+    """Refuse to do anything in a process that is only importing the program."""
     if getattr(current_process(), "_inheriting", False):
         raise UserError(
-            "A worker process imports this program because the data set is from it, and the program trains when it is "
-            'imported. Put that part under `if __name__ == "__main__":`.'
+            "Worker processes import this program because the data set is defined in it, and that runs it again. "
+            'Put what it runs under `if __name__ == "__main__":`.'
         )
 
 
-class _Search(pickle.Pickler):
-    """Pickles to find out whether anything is defined in the program itself."""
+def needs_main(thing: object) -> bool:
+    """Whether only a process that imports the program that was started can unpickle `thing`."""
+    pickler = _Pickler(_Nowhere())
+    pickler.dump(thing)
+    return pickler.needs_main
 
-    found = False
+
+class _Nowhere:
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles a tensor as an array: of one that shares its memory with others, only its own values."""
+
+    needs_main = False
 
     def reducer_override(self, thing: Any) -> Any:
-        origin = thing if isinstance(thing, type | FunctionType) else type(thing)
-        self.found = self.found or origin.__module__ == "__main__"
-        return (int, ()) if isinstance(thing, SharedMemory) else NotImplemented
+        if "__main__" in (getattr(thing, "__module__", None), type(thing).__module__):
+            self.needs_main = True
+        if type(thing) is Tensor and thing.device.type == "cpu" and thing.dtype in _ARRAYS:
+            return torch.from_numpy, (thing.detach().numpy(),)
+        return NotImplemented
 
 
-def _has_parts_of_program(task: object) -> bool:
-    search = _Search(io.BytesIO())
-    search.dump(task)
-    return search.found
+#: Of the types that NumPy has, those of images and labels.
+_ARRAYS = {torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64, torch.bool}
+
+
+class _ByValue:
+    """Pickled as what it holds. multiprocessing would share tensors, each by a file descriptor of each worker."""
+
+    def __init__(self, thing: object) -> None:
+        self.thing = thing
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        file = io.BytesIO()
+        _Pickler(file).dump(self.thing)
+        return pickle.loads, (file.getvalue(),)
+
+
+_main = threading.local()  # `hidden` while this thread starts a process that is not to import it
+_prepare = spawn.get_preparation_data
+
+
+def _prepare_without_main(name: str) -> dict[str, Any]:
+    """What multiprocessing sends to a new process first, which includes where the program is."""
+    data = _prepare(name)
+    if getattr(_main, "hidden", False):
+        for key in ("init_main_from_name", "init_main_from_path"):
+            data.pop(key, None)
+    return data
+
+
+spawn.get_preparation_data = _prepare_without_main
 
 
 @contextlib.contextmanager
-def _unseen_program() -> Iterator[None]:
-    """New processes do not import the program, which would run all of one without `if __name__ == "__main__":`."""
-    program = vars(sys.modules["__main__"])
-    seen: dict[str, Any] = {name: program[name] for name in ("__file__", "__spec__") if name in program}
+def _hidden_main() -> Iterator[None]:
+    _main.hidden = True
     try:
-        program.update(dict.fromkeys(seen))
         yield
     finally:
-        program.update(seen)
+        _main.hidden = False
 
 
 def _work(pipe: Connection, task: Callable[[Any], Any]) -> None:

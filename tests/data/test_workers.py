@@ -1,21 +1,26 @@
 """Worker processes: order, and that their death or silence is noticed and nothing is left behind."""
 
+import functools
 import multiprocessing
 import operator
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import spawn
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import Subset
 
 from momentum2.data import loader
-from momentum2.data.workers import AHEAD, Workers
+from momentum2.data.workers import AHEAD, Workers, _hidden_main, needs_main
 from momentum2.errors import UserError
 
 
@@ -122,6 +127,57 @@ def run_program(folder: Path, end: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@functools.lru_cache
+def cached() -> None: ...
+
+
+def plain() -> None: ...
+
+
+class Own:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("thing", "needs"),
+    [
+        (Own, True),
+        (Own(), True),
+        ([[Own()]], True),
+        (Subset(Own(), [0]), True),  # type: ignore[arg-type]
+        (functools.partial(plain), True),
+        (cached, True),
+        ([np.zeros(3), {"a": Path("b")}, torch.zeros(2)], False),
+    ],
+)
+def test_what_names_something_of_the_program(
+    thing: object, needs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for own in (Own, plain, cached):
+        monkeypatch.setattr(own, "__module__", "__main__")
+        monkeypatch.setattr(sys.modules["__main__"], own.__name__, own, raising=False)
+    assert needs_main(thing) is needs
+
+
+def test_only_the_thread_that_starts_a_worker_hides_the_program() -> None:
+    names = {"init_main_from_name", "init_main_from_path"}
+    seen = []
+    with _hidden_main():
+        assert not names & spawn.get_preparation_data("x").keys()
+        other = threading.Thread(target=lambda: seen.append(names & spawn.get_preparation_data("x").keys()))
+        other.start()
+        other.join()
+    assert seen == [names & spawn.get_preparation_data("x").keys()]
+    assert seen[0]
+
+
+def test_many_tensors_of_one_memory_reach_a_worker() -> None:
+    """Shared one by one, they would take more file descriptors than a process may have."""
+    rows = list(torch.arange(400_000).reshape(1000, 400))
+    with Workers(functools.partial(operator.getitem, rows), 1, str) as workers:
+        assert [int(row[0]) for row in workers.map([0, 999])] == [0, 399_600]
+
+
 def test_workers_do_not_run_a_program_that_is_not_guarded(tmp_path: Path) -> None:
     ended = run_program(tmp_path, 'main("plain")')
     assert ended.returncode == 0, ended.stderr
@@ -134,4 +190,5 @@ def test_a_data_set_of_the_program_needs_a_guard(tmp_path: Path) -> None:
     assert ended.stdout.count("True") == 1
     ended = run_program(tmp_path, 'main("own-unguarded", Squares())')
     assert ended.returncode != 0
-    assert 'Put that part under `if __name__ == "__main__":`' in ended.stderr
+    assert 'Put what it runs under `if __name__ == "__main__":`' in ended.stderr
+    assert ended.stderr.rstrip().endswith("What it printed says why.")
