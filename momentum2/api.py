@@ -219,6 +219,9 @@ def _with_objects(
     if encoder is not None:
         config = replace(config, model=replace(config.model, backbone=OWN))
     if dataset is not None:
+        if (config.eval_data.name, config.eval_data.root) == (config.data.name, config.data.root):
+            # The recipe's own: accuracy on other images than those of the run would only mislead.
+            config = replace(config, eval_data=replace(config.eval_data, name="none"))
         config = replace(config, data=replace(config.data, name=OWN))
     return config
 

@@ -384,6 +384,7 @@ def test_a_data_set_of_ones_own(tmp_path: Path, config: m2.Config, kind: str):
         "torch": torch.utils.data.Subset(pairs, range(48)),  # type: ignore[arg-type]
     }[kind]
     run = m2.pretrain(config, tmp_path / "run", dataset=dataset)  # type: ignore[arg-type]
+    assert run.config.eval_data.name == "none"  # not the recipe's shapes
     # The same pixels make the same run, however they come.
     reference = m2.pretrain(config, tmp_path / "reference", dataset=images)
     assert [r["loss"] for r in run.metrics()] == [r["loss"] for r in reference.metrics()]
