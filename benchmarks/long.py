@@ -6,10 +6,10 @@
     python benchmarks/verdicts.py                                             # draws it
 
 The same command resumes a run, however often it is killed. An epoch has 390 steps, of some 0.3 seconds of one core
-each: the 300 epochs of the default take about ten hours. kNN is measured 20 times along the way, with 10,000 neighbors;
-at the end with all of them, and by a linear classifier next to its floors. `simclr` is what learns the most in
-minutes. `local-local` has BN in both networks and 4 samples per device, and `local-momentum` is to be compared with it;
-the recipe itself has one device.
+each: the 300 epochs of the default take about ten hours. kNN is measured some 20 times along the way, with 10,000
+neighbors; at the end with all of them, and by a linear classifier next to its floors. `simclr` is what learns the
+most in minutes. `local-local` has BN in both networks and 4 samples per device, and `local-momentum` is to be
+compared with it; the recipe itself has one device.
 """
 
 import argparse

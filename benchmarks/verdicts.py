@@ -30,13 +30,13 @@ HEAD = """# The paper's claims, measured
 How the claims of *Momentum² Teacher* hold up on CPU cores with CIFAR-10, **after {length}; the paper's numbers are
 after 200 to 1,000 on larger data**. Two rows are compared seed by seed, by a linear classifier on the teacher's
 features: the effect in points with its 95% interval over seeds, and the smallest effect that this many seeds would
-detect with 80% power (*visible*). *Shown*: the whole interval agrees with the claim. *Contradicted*: none of it does.
-*Bounded*: neither; the effect lies in the interval. *One seed*: there is no interval, so nothing is decided. *Above*
-or *below the paper's*: the interval does not reach the paper's effect. If two rows share fewer than {own} seeds, the
-interval of their accuracies is from the spread that all rows of their table have in common. The same effects with
-recalibrated statistics and by kNN stand beside it. "As good as" allows 1 point, and "no more time" 5%; time is
-compared turn by turn instead of seed by seed. About one 95% interval in twenty misses the true effect. [How to run
-all of this](reproduce.md).
+detect with 80% power (*visible*). *Shown*: the whole interval agrees with the claim. *Contradicted*: the whole
+interval disagrees with it. *Bounded*: neither; the effect lies in the interval. *One seed*: there is no interval, so
+nothing is decided. *Above* or *below the paper's*: the interval does not reach the paper's effect. If two rows share
+fewer than {own} seeds, their interval is computed from the spread of all rows of the table. A saving of time is
+positive. The same effects with recalibrated statistics and by kNN stand beside it. "As good as" allows 1 point, and
+"no more time" 5%; time is compared turn by turn instead of seed by seed. About one 95% interval in twenty misses the
+true effect. [How to run all of this](reproduce.md).
 """
 WHAT_WENT = """Version 0.1's runs, which this page used to show, are gone: their devices shared one history of
 Momentum BN, and a fixed α began from mean 0 and variance 1 instead of measured statistics, so they did not test the
@@ -53,8 +53,8 @@ are](reproduce.md#how-steady-the-targets-are) without any accuracy: {seeds} seed
 images per step, {backbone} at width {width:g}, {optimizer}, 4 samples per device. In units of the signal, the
 variance between images, after 5, 50 and 100% of the training (all numbers: {links}). At the end of the paper's
 schedule α is 0, so that its noise is 0 by construction."""
-LONG = """CIFAR-10 in the network of `cifar10-cpu`, one thread and one seed per row: kNN with 10,000 neighbors along
-the way; with all of them, and by a linear classifier, at the end."""
+LONG = """CIFAR-10 in the network of `cifar10-cpu`, one thread and one seed per row. kNN uses 10,000 neighbors
+during training and all of them at the end. [How to run this](reproduce.md)."""
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
@@ -187,12 +187,13 @@ def below(tables: Sequence[dict[str, Any]]) -> str:
     for column, words in (("top-1", "the linear classifier"), ("kNN", "kNN")):
         means = [row["mean"][column] for table in tables for row in table["rows"] if column in row["mean"]]
         floors = {name: values[column] for name, values in tables[0]["floors"].items() if column in values}
-        counts = [
-            f"{sum(value < floor for value in means)} below {name} ({floor:.1f}%)"
-            for name, floor in sorted(floors.items(), key=lambda item: item[1])
-        ]
+        counts = []
+        for name, floor in sorted(floors.items(), key=lambda item: item[1]):
+            count = sum(value < floor for value in means)
+            many = "none" if count == 0 else "all" if count == len(means) else f"{count}"
+            counts.append(f"{many} below {name} ({floor:.1f}%)")
         if counts:
-            parts.append(f"By {words}, of {len(means)} rows {', '.join(counts)}.")
+            parts.append(f"Of {len(means)} rows, by {words}: {', '.join(counts)}.")
     return " ".join(parts)
 
 
