@@ -99,7 +99,7 @@ def test_a_claim_has_its_verdict_or_is_not_run(verdicts: ModuleType, tmp_path: P
         assert not any(line.startswith(f"| {words}") for line in lines)
     assert "With 4 samples per BN" not in page  # the two runs of Table 1
     assert (
-        "By the linear classifier, of 2 rows 0 below raw pixels (38.0%). By kNN, of 2 rows 1 below raw"
+        "Of 2 rows, by the linear classifier: none below raw pixels (38.0%). Of 2 rows, by kNN: 1 below raw"
         in page
     )
     command = (
