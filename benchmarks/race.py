@@ -26,6 +26,7 @@ not run again. A row that loses stays in.
 
 import argparse
 import copy
+import itertools
 import json
 import math
 import platform
@@ -977,15 +978,16 @@ def plot(found: dict[str, Any], path: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "race"  # the same picture of the same numbers
     from matplotlib import pyplot
 
-    figure, axis = pyplot.subplots(figsize=(8, 5))
-    for name, entry in found["rows"].items():
-        if entry["table"] == "floor":
-            continue
+    figure, axis = pyplot.subplots(figsize=(9, 5))
+    budgets: set[float] = set()
+    racing = [(name, entry) for name, entry in found["rows"].items() if entry["table"] != "floor"]
+    for color, (name, entry) in zip(itertools.cycle(pyplot.get_cmap("tab20").colors), racing, strict=False):
         points = sorted((float(b), c["knn20"]) for b, c in entry["budgets"].items())
         x, y = [b for b, _ in points], [c["mean"] for _, c in points]
         error = [c["interval"] or 0 for _, c in points]
-        style = "--" if entry["table"] == "A" else "-"
-        axis.errorbar(x, y, error, marker="o", markersize=4, linestyle=style, capsize=2, label=name)
+        marker = "s" if entry["table"] == "A" else "o"
+        axis.errorbar(x, y, error, marker=marker, markersize=4, color=color, capsize=2, label=name)
+        budgets.update(x)
     for name, value in ((name, floor["knn20"]) for name, floor in found["floors"].items()):
         axis.axhline(value, color="gray", linewidth=0.8, linestyle=":")
         axis.annotate(
@@ -998,9 +1000,11 @@ def plot(found: dict[str, Any], path: Path) -> None:
             color="gray",
         )
     axis.set_xscale("log")
+    axis.set_xticks(sorted(budgets), [f"{b:g}" for b in sorted(budgets)])
+    axis.minorticks_off()
     axis.set_xlabel("CPU seconds of training")
     axis.set_ylabel("kNN top-1, %")
-    axis.legend(fontsize=7)
+    axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)

@@ -322,6 +322,29 @@ def test_on_a_cpu_the_short_recipes_are_simclr_and_the_teacher_is_one_setting_aw
     assert recipes.find("folder").config.method == teacher
 
 
+def test_weight_decay_takes_as_much_off_in_runs_of_any_length(tmp_path: Path) -> None:
+    """The sum of rate × decay over all steps, with half the peak rate on average, is that of the quickstart."""
+    quickstart = recipes.find("quickstart").config.optim
+    total = quickstart.weight_decay * quickstart.lr / 2 * 468
+    given = {"data.root": str(photos(tmp_path / "photos", 64)), "train.device": "cpu"}
+    for own in ({}, {"train.epochs": 40}, {"train.steps": 50}, {"train.epochs": 40, "optim.lr": 0.02}):
+        config = recipes.configure(recipes.find("folder"), given | own)
+        steps = config.train.steps or config.train.epochs * (64 // config.train.batch_size)
+        rate = config.optim.lr * config.train.batch_size / 256
+        assert config.optim.weight_decay * rate * steps == pytest.approx(total, rel=0.01)
+    cifar = recipes.find("cifar10-cpu").config
+    steps = cifar.train.epochs * (50_000 // cifar.train.batch_size)
+    assert cifar.optim.weight_decay * cifar.optim.lr / 2 * steps == pytest.approx(total, rel=0.01)
+    own = recipes.configure(recipes.find("folder"), given | {"optim.weight_decay": 0.5})
+    assert own.optim.weight_decay == 0.5
+    # sgd adds it to the gradient, where 0.1 would be far too much.
+    for name, decay in (("sgd", 1e-4), ("adamw", quickstart.weight_decay)):
+        other = recipes.configure(recipes.find("quickstart"), {"optim.name": name})
+        assert other.optim.weight_decay == decay
+    kept = recipes.configure(recipes.find("quickstart"), {"optim.name": "sgd", "optim.weight_decay": 0.01})
+    assert kept.optim.weight_decay == 0.01
+
+
 def test_recipes_never_replace_what_the_user_named(tmp_path: Path) -> None:
     given = {"data.root": str(photos(tmp_path / "photos")), "train.device": "cpu"}
     folder = recipes.configure(recipes.find("folder"), given | {"model.backbone": "timm/test_vit"})
