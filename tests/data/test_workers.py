@@ -159,7 +159,8 @@ def test_what_names_something_of_the_program(
     assert needs_main(thing) is needs
 
 
-def test_only_the_thread_that_starts_a_worker_hides_the_program() -> None:
+def test_only_the_thread_that_starts_a_worker_hides_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
     names = {"init_main_from_name", "init_main_from_path"}
     seen = []
     with _hidden_main():
