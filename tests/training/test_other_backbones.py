@@ -327,11 +327,13 @@ def test_weight_decay_takes_as_much_off_in_runs_of_any_length(tmp_path: Path) ->
     quickstart = recipes.find("quickstart").config.optim
     total = quickstart.weight_decay * quickstart.lr / 2 * 468
     given = {"data.root": str(photos(tmp_path / "photos", 64)), "train.device": "cpu"}
-    for own in ({}, {"train.epochs": 40}, {"train.steps": 50}, {"train.epochs": 40, "optim.lr": 0.02}):
+    for own in ({}, {"train.epochs": 300}, {"train.steps": 1000}, {"train.epochs": 300, "optim.lr": 0.2}):
         config = recipes.configure(recipes.find("folder"), given | own)
         steps = config.train.steps or config.train.epochs * (64 // config.train.batch_size)
         rate = config.optim.lr * config.train.batch_size / 256
         assert config.optim.weight_decay * rate * steps == pytest.approx(total, rel=0.01)
+    for own in ({"train.steps": 1}, {"optim.lr": 0.0}):  # where it would take off more than there is
+        assert recipes.configure(recipes.find("folder"), given | own).optim.weight_decay == 0.2
     cifar = recipes.find("cifar10-cpu").config
     steps = cifar.train.epochs * (50_000 // cifar.train.batch_size)
     assert cifar.optim.weight_decay * cifar.optim.lr / 2 * steps == pytest.approx(total, rel=0.01)
