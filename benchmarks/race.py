@@ -134,6 +134,9 @@ _SIMCLR: dict[str, object] = {"method.name": "simclr", "method.temperature": 0.1
 #: Without it, weights grow from step to step, and what a step of fixed size changes shrinks.
 _DECAY: dict[str, object] = {"optim.weight_decay": 0.1, "optim.exclude_bias_and_norm": True}
 _WIDE: dict[str, object] = {"model.width": 0.5}
+#: As many views in all as two of 128 images, and so as many steps.
+_FOUR_VIEWS: dict[str, object] = {"views.repeat": 2, "train.batch_size": 64, "optim.weight_decay": 0.05}
+_RATES_OF_64 = tuple(2 * rate for rate in MUON_RATES)  # the same step
 
 ROWS: dict[str, Row] = {
     "bundle": Row("B", "Momentum² teacher with repulsion, no predictor, Muon", _BUNDLE, MUON_RATES),
@@ -142,6 +145,18 @@ ROWS: dict[str, Row] = {
     "simclr-decay": Row("B", "`simclr` with weight decay", {**_SIMCLR, **_DECAY}, MUON_RATES),
     "simclr-wide": Row(
         "B", "`simclr-decay` with 32 to 256 channels", {**_SIMCLR, **_DECAY, **_WIDE}, MUON_RATES
+    ),
+    "simclr-views": Row(
+        "B", "`simclr-decay` with four views of 64 images", {**_SIMCLR, **_DECAY, **_FOUR_VIEWS}, _RATES_OF_64
+    ),
+    "bundle-views": Row(
+        "B", "`bundle-decay` with four views of 64 images", {**_BUNDLE, **_DECAY, **_FOUR_VIEWS}, _RATES_OF_64
+    ),
+    "simclr-hour": Row(
+        "B",
+        "SimCLR with four views, 32 to 256 channels and less decay, in bf16",
+        {**_SIMCLR, **_DECAY, **_WIDE, **_FOUR_VIEWS, "optim.weight_decay": 0.01, "train.precision": "bf16"},
+        _RATES_OF_64,
     ),
     "bundle-decay": Row("B", "`bundle` with weight decay", {**_BUNDLE, **_DECAY}, MUON_RATES),
     "bundle-slow": Row(
@@ -297,6 +312,7 @@ class Trained:
     clock: Clock
     settings: dict[str, Any]
     views: int
+    batch: int
 
 
 def train_ours(row: Row, rate: float, images: Images, budget: float, seed: int) -> Trained:
@@ -329,7 +345,7 @@ def train_ours(row: Row, rate: float, images: Images, budget: float, seed: int) 
     settings = asdict(config)
     for section in ("data", "eval_data"):  # where the images are is nobody's business
         settings[section] |= {"root": None, "cache_dir": None}
-    return Trained(encoders, clock, settings, len(specs))
+    return Trained(encoders, clock, settings, len(specs), config.train.batch_size)
 
 
 def train_lightly(name: str, images: Images, budget: float, seed: int) -> Trained:
@@ -436,7 +452,7 @@ def train_lightly(name: str, images: Images, budget: float, seed: int) -> Traine
         "backbone": {k: v for k, v in SHARED.items() if k.startswith("model.")},
         "heads": repr(heads),
     }
-    return Trained(encoders, clock, settings, count)
+    return Trained(encoders, clock, settings, count, batch_size)
 
 
 def _pictures(dataset: Dataset) -> list[Any]:
@@ -551,11 +567,10 @@ def one(
             trained = train_ours(row, rate, images, budget, seed)
             found["rate"] = rate
         clock, networks = trained.clock, trained.encoders
-        batch = int(str(SHARED["train.batch_size"]))
         found |= {
             "settings": trained.settings,
             "steps": clock.steps,
-            "images": clock.steps * batch,
+            "images": clock.steps * trained.batch,
             "views": trained.views,
             "cpu_seconds": clock.spent,
             "raw_cpu_seconds": clock.raw,

@@ -220,6 +220,7 @@ class ViewsConfig:
 
     Args:
         recipe: The named set of augmentations.
+        repeat: How often each view of the recipe is drawn: 2 makes four views of two.
         crop_min: Smallest area of a random crop, as a share of the image (default: the recipe's).
         color: Multiplier of the strength of the recipe's color jitter. A multiplier or probability may also be one
             number per view, such as 1,0; the last one applies to all further views. 0 turns it off.
@@ -236,6 +237,7 @@ class ViewsConfig:
     """
 
     recipe: ViewRecipe = "byol"
+    repeat: Annotated[int, Limits(1, 100)] = 1
     crop_min: Annotated[float, Limits(1e-6, 1)] | None = None
     color: PerView = 1.0
     blur: PerView = 1.0

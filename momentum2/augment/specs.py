@@ -99,6 +99,7 @@ def view_specs(
     specs = tuple(
         _with_switches(s, views, i) for i, s in enumerate(_RECIPES[views.recipe](views, image_size))
     )
+    specs *= views.repeat
     if normalization is None:
         return specs
     specs = tuple(replace(spec, mean=normalization.mean, std=normalization.std) for spec in specs)

@@ -16,22 +16,33 @@ from momentum2.norms import convert_norms
 from momentum2.schedules import Schedule
 
 
-def nt_xent(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
-    """Cross-entropy of finding each of 2N outputs' other view among the 2N−1 others of all processes."""
-    n, rank = len(z1), distributed.rank()
-    z = torch.cat([distributed.gather(z1), distributed.gather(z2)])  # 2M×d, M = N × processes
-    M = len(z) // 2
-    own = torch.arange(n, device=z.device) + rank * n  # rows of this process in each half
-    rows = torch.cat([own, own + M])
-    with without_autocast(z.device):  # it would round similarities to bf16
-        logits = torch.cat([z1, z2]) @ z.T / temperature  # 2N×2M
-    logits[torch.arange(2 * n, device=z.device), rows] = -torch.inf  # not itself
-    return F.cross_entropy(logits, torch.cat([own + M, own]))
+def nt_xent(views: list[Tensor], temperature: float) -> Tensor:
+    """Cross-entropy of finding each output's other views, one by one, among the outputs of other images.
+
+    Args:
+        views: V of N×d, of unit length; row i of each is image i. With two views, this is SimCLR's loss.
+        temperature: Of the softmax. The other images are those of all processes.
+    """
+    V, n, device = len(views), len(views[0]), views[0].device
+    z = torch.cat([distributed.gather(view) for view in views])  # VM×d, M = N × processes
+    with without_autocast(device):  # it would round similarities to bf16
+        logits = torch.cat(views) @ z.T / temperature  # VN×VM
+    M, view = len(z) // V, torch.arange(V, device=device)
+    image = torch.arange(n, device=device) + n * distributed.rank()  # of this process, in each view of z
+    same = (image[:, None] + M * view).repeat(V, 1)  # VN×V: where in z the views of a row's image are
+    own = view.repeat_interleave(n)[:, None]  # VN×1: which of them the row is
+    losses = []
+    for ahead in range(1, V):  # the positive is so many views after the row's own
+        hidden = (own + ahead + 1 + view[:-1]) % V  # the other positives, and the row itself
+        among = logits.scatter(1, same.gather(1, hidden), -torch.inf)
+        losses.append(F.cross_entropy(among, same.gather(1, (own + ahead) % V)[:, 0]))
+    return torch.stack(losses).mean()
 
 
 class SimCLR(ViewByView):
     """Encoder f and projector g."""
 
+    views = range(2, 1000)
     reads = PROJECTOR | {"method.temperature"}
 
     def __init__(self, config: Config, schedule: Schedule, f: Encoder, devices: int, classes: int) -> None:
@@ -46,8 +57,8 @@ class SimCLR(ViewByView):
         return (F.normalize(self.student(view).float(), dim=1),)  # N×d
 
     def meet(self, encoded: list[tuple[Tensor, ...]], labels: Tensor | None) -> Output:
-        (z1,), (z2,) = encoded
-        return Output(nt_xent(z1, z2, self.temperature), z1.detach(), {})
+        outputs = [z for (z,) in encoded]
+        return Output(nt_xent(outputs, self.temperature), outputs[0].detach(), {})
 
     def encoders(self) -> dict[Network, Encoder]:
         return {"student": encoder_of(self.student)}

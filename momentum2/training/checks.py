@@ -49,7 +49,7 @@ def check(config: Config, kind: type[Method]) -> None:
         raise SettingError(
             "views.recipe",
             f"{config.views.recipe} makes {views} view{'s' * (views > 1)} per image, but {name} takes {wanted}. Use "
-            f"{_recipe_with(kind.views)}, or change small_crops.",
+            f"{_recipe_with(kind.views)}, or change {'repeat' if config.views.repeat > 1 else 'small_crops'}.",
         )
     if kind.has_teacher and method.teacher_norm not in kind.teacher_norms:
         raise SettingError(

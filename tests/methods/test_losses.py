@@ -50,7 +50,7 @@ def test_nt_xent_runs_over_all_pairs_but_itself():
         partner = (i + 5) % 10
         others = sum(np.exp(z[i] @ z[j] / t) for j in range(10) if j != i)
         terms.append(-np.log(np.exp(z[i] @ z[partner] / t) / others))
-    assert np.isclose(nt_xent(torch.tensor(z1), torch.tensor(z2), t).item(), np.mean(terms), atol=1e-9)
+    assert np.isclose(nt_xent([torch.tensor(z1), torch.tensor(z2)], t).item(), np.mean(terms), atol=1e-9)
 
 
 def test_repulsion_is_the_log_share_of_the_teachers_output():
@@ -76,7 +76,7 @@ def test_similarities_are_not_rounded_to_bf16(name: str):
     def loss() -> torch.Tensor:
         if name == "repulsion":
             return contrast(a, b, [a, queue], 0.1)
-        return info_nce(a, b, queue, 0.1) if name == "info_nce" else nt_xent(a, b, 0.1)
+        return info_nce(a, b, queue, 0.1) if name == "info_nce" else nt_xent([a, b], 0.1)
 
     exact = loss()
     with torch.autocast("cpu", torch.bfloat16):
