@@ -48,7 +48,9 @@ def contrast(repulsion: Callable[..., Tensor] | None = None) -> dict[str, Tensor
     """NT-Xent and repulsion of a linear map of both views; the gradient as the mean over the processes."""
     weight = nn.Parameter(data((6, 5), 0))
     z1, z2 = (F.normalize(part(data((8, 6), seed)) @ weight, dim=1) for seed in (1, 2))
-    loss = nt_xent([z1, z2], 0.5) if repulsion is None else repulsion(z1, part(data((8, 5), 3)), [z1, z2], 0.5)
+    loss = (
+        nt_xent([z1, z2], 0.5) if repulsion is None else repulsion(z1, part(data((8, 5), 3)), [z1, z2], 0.5)
+    )
     loss.backward()
     mean = [loss.detach().clone(), weight.grad]
     distributed.all_reduce_mean_(mean)
