@@ -51,6 +51,13 @@ def test_supervised_and_evaluation():
     assert view.flip_p == view.jitter_p == view.gray_p == view.blur_p == view.solarize_p == 0
 
 
+def test_repeat_draws_each_view_of_the_recipe_again():
+    once = view_specs(ViewsConfig("byol", solarize=[1.0, 0.5]), 96)
+    assert view_specs(ViewsConfig("byol", solarize=[1.0, 0.5], repeat=3), 96) == once * 3
+    with pytest.raises(SettingError, match=r"views\.repeat"):
+        view_specs(ViewsConfig("byol", repeat=0), 96)
+
+
 def test_multicrop():
     views = view_specs(ViewsConfig("multicrop", small_crops=6), 224)
     assert [view.size for view in views] == [224] * 2 + [96] * 6

@@ -45,12 +45,11 @@ def part(x: Tensor) -> Tensor:
 
 
 def contrast(repulsion: Callable[..., Tensor] | None = None) -> dict[str, Tensor]:
-    """NT-Xent and repulsion of a linear map of both views; the gradient as the mean over the processes."""
+    """NT-Xent and repulsion of a linear map of three views; the gradient as the mean over the processes."""
     weight = nn.Parameter(data((6, 5), 0))
-    z1, z2 = (F.normalize(part(data((8, 6), seed)) @ weight, dim=1) for seed in (1, 2))
-    loss = (
-        nt_xent([z1, z2], 0.5) if repulsion is None else repulsion(z1, part(data((8, 5), 3)), [z1, z2], 0.5)
-    )
+    outputs = [F.normalize(part(data((8, 6), seed)) @ weight, dim=1) for seed in (1, 2, 4)]
+    target = part(data((8, 5), 3))
+    loss = nt_xent(outputs, 0.5) if repulsion is None else repulsion(outputs[0], target, outputs, 0.5)
     loss.backward()
     mean = [loss.detach().clone(), weight.grad]
     distributed.all_reduce_mean_(mean)

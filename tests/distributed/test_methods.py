@@ -1,5 +1,7 @@
 """Methods and their online score on two real processes, against one process with the whole batch."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -18,12 +20,14 @@ def data(shape, seed):
 
 def test_contrast_is_over_the_images_of_all_processes(results):
     weight = data((6, 5), 0).double().requires_grad_()
-    z = torch.cat([data((8, 6), 1), data((8, 6), 2)]).double() @ weight
-    z = z / z.norm(dim=1, keepdim=True)
+    views = [data((8, 6), seed).double() @ weight for seed in (1, 2, 4)]
+    z = torch.stack([x / x.norm(dim=1, keepdim=True) for x in views])
     terms = []
-    for i in range(16):
-        others = torch.stack([z[i] @ z[j] for j in range(16) if j != i]) / 0.5
-        terms.append(others.logsumexp(0) - z[i] @ z[(i + 8) % 16] / 0.5)
+    for v, u, i in itertools.product(range(3), range(3), range(8)):
+        if v != u:
+            away = [z[v, i] @ z[w, j] / 0.5 for w in range(3) for j in range(8) if j != i]
+            near = z[v, i] @ z[u, i] / 0.5
+            terms.append(torch.stack([near, *away]).logsumexp(0) - near)
     loss = torch.stack(terms).mean()
     loss.backward()
     assert results[0]["contrast"]["own_loss"] != results[1]["contrast"]["own_loss"]
@@ -34,7 +38,7 @@ def test_contrast_is_over_the_images_of_all_processes(results):
 
 def test_repulsion_is_from_the_images_of_all_processes(results):
     weight = data((6, 5), 0).double().requires_grad_()
-    own = [data((8, 6), seed).double() @ weight for seed in (1, 2)]
+    own = [data((8, 6), seed).double() @ weight for seed in (1, 2, 4)]
     z, *own = (x / x.norm(dim=1, keepdim=True) for x in (data((8, 5), 3).double(), *own))
     terms = []
     for i in range(8):

@@ -1,5 +1,7 @@
 """Each loss against the formula of its paper, written out with loops in float64."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -42,15 +44,17 @@ def test_info_nce_is_the_log_share_of_the_positive():
     assert np.isclose(result.item(), np.mean(terms), atol=1e-9)
 
 
-def test_nt_xent_runs_over_all_pairs_but_itself():
-    z1, z2, t = unit(5, 8, seed=4), unit(5, 8, seed=5), 0.5
-    z = np.concatenate([z1, z2])
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_nt_xent_finds_each_other_view_among_the_outputs_of_other_images(number: int):
+    """With two views these are all outputs but the row itself, as in SimCLR."""
+    views, t = [unit(5, 8, seed=seed) for seed in range(4, 4 + number)], 0.5
     terms = []
-    for i in range(10):
-        partner = (i + 5) % 10
-        others = sum(np.exp(z[i] @ z[j] / t) for j in range(10) if j != i)
-        terms.append(-np.log(np.exp(z[i] @ z[partner] / t) / others))
-    assert np.isclose(nt_xent([torch.tensor(z1), torch.tensor(z2)], t).item(), np.mean(terms), atol=1e-9)
+    for v, u in itertools.permutations(range(number), 2):
+        for i in range(5):
+            positive = np.exp(views[v][i] @ views[u][i] / t)
+            negatives = sum(np.exp(views[v][i] @ w[j] / t) for w in views for j in range(5) if j != i)
+            terms.append(-np.log(positive / (positive + negatives)))
+    assert np.isclose(nt_xent([torch.tensor(v) for v in views], t).item(), np.mean(terms), atol=1e-9)
 
 
 def test_repulsion_is_the_log_share_of_the_teachers_output():
