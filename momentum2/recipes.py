@@ -28,7 +28,7 @@ from momentum2.errors import SettingError, UserError, hint
 from momentum2.optim import READ_BY
 from momentum2.settings import override, understood
 from momentum2.terminal import is_first
-from momentum2.training.checks import check, method_class
+from momentum2.training.checks import check, method_class, with_suitable_repeat
 from momentum2.training.device import choose_device
 from momentum2.training.plan import unused_settings
 
@@ -64,8 +64,10 @@ FAST = MethodConfig(
 #: The same for minutes of a CPU, in which a teacher is not worth the time of its forward passes: with one that follows
 #: at once, what remains is close to SimCLR. `--method.name byol` brings the teacher back.
 FASTEST = replace(FAST, name="simclr")
-#: Orthogonalized steps, whose size does not depend on the loss; the rate is 0.04 for 128 images. Without decay, weights
-#: grow until such a step changes little.
+#: Four views of half as many images: for a contrastive loss, more ways to see an image are worth more than more images.
+FAST_VIEWS = ViewsConfig(repeat=2)
+#: Orthogonalized steps, whose size does not depend on the loss; the rate is 0.04 for two views of 128 images. Without
+#: decay, weights grow until such a step changes little.
 FAST_OPTIM = OptimConfig("muon", lr=0.08, weight_decay=0.1, nesterov=True, exclude_bias_and_norm=True)
 #: One block a stage and half as wide again as a ResNet-18 of the same cost: 24 to 192 channels.
 FAST_MODEL = ModelConfig(
@@ -107,8 +109,9 @@ def quickstart() -> Recipe:
             model=FAST_MODEL,
             data=data,
             eval_data=data,
-            train=TrainConfig(epochs=3, batch_size=128, checkpoint_every=156),
-            optim=replace(FAST_OPTIM, warmup_epochs=0.2),
+            views=FAST_VIEWS,
+            train=TrainConfig(epochs=2, batch_size=64, checkpoint_every=156),
+            optim=replace(FAST_OPTIM, lr=2 * FAST_OPTIM.lr, warmup_epochs=0.1),
             monitor=MonitorConfig(knn_every=1, knn_images=5_000),
         ),
         summary="SimCLR with Muon in a ResNet-10 on the built-in shapes, in minutes on a laptop; not the paper's "
@@ -538,14 +541,14 @@ def adapt() -> Recipe:
 
 def _fit_to_adapt(config: Config, given: frozenset[str]) -> Config:
     """Size, batch and evaluation by the images; network and length are as they are."""
-    fitted = _fit_to_folder(config, given | {"model.backbone", "train.epochs"})
+    fitted = _fit_to_folder(config, given | {"method.name", "model.backbone", "train.epochs"})
     optim = config.optim
     if not config.model.backbone.startswith(TIMM) and "optim.layer_decay" not in given:
         optim = replace(optim, layer_decay=None)  # only timm's networks say what their layers are
     model = config.model
     if model.weights and "model.pretrained" not in given:
         model = replace(model, pretrained=False)
-    return replace(fitted, method=config.method, model=model, optim=optim)
+    return replace(fitted, model=model, optim=optim)
 
 
 def _fit_to_folder(config: Config, given: frozenset[str]) -> Config:
@@ -563,7 +566,12 @@ def _fit_to_folder(config: Config, given: frozenset[str]) -> Config:
     size = min(typical_size(dataset), 224 if gpu else 64)
     if "data.image_size" in given:
         size = config.data.image_size
-    batch = min(256 if gpu else small.train.batch_size, 2 ** int(math.log2(n // 2)))
+    method, views = config.method, config.views
+    if not gpu and "method.name" not in given:
+        method = replace(method, name=small.method.name)
+        if "views.repeat" not in given:
+            views = replace(views, repeat=small.views.repeat)
+    batch = min((256 if gpu else 128) // views.repeat, 2 ** int(math.log2(n // 2)))
     if "train.batch_size" in given:
         batch = config.train.batch_size
     epochs = (
@@ -590,11 +598,8 @@ def _fit_to_folder(config: Config, given: frozenset[str]) -> Config:
         evaluation = replace(evaluation, split="80%", test_split="-20%")
     else:
         evaluation = replace(evaluation, test_split=test)
-    method = (
-        config.method if gpu or "method.name" in given else replace(config.method, name=small.method.name)
-    )
-    # The rate is given for 256 images and goes with the batch; Muon's should go with its square root.
-    rate = config.optim.lr * (1 if "optim.lr" in given else math.sqrt(128 / batch))
+    # The rate is given for 256 images and goes with the batch; Muon's should go with the square root of all views.
+    rate = config.optim.lr * (1 if "optim.lr" in given else math.sqrt(128 * views.repeat / batch))
     steps = config.train.steps or max(1, epochs * (n // batch))
     optim = replace(
         config.optim,
@@ -608,6 +613,7 @@ def _fit_to_folder(config: Config, given: frozenset[str]) -> Config:
         model=model,
         data=replace(config.data, image_size=size),
         eval_data=evaluation,
+        views=views,
         train=replace(config.train, batch_size=batch, epochs=epochs, checkpoint_every=1000 if gpu else 250),
         optim=optim,
         monitor=replace(config.monitor, knn_every=max(1, epochs // 10), knn_images=10_000),
@@ -672,6 +678,8 @@ def configure(
         config = replace(config, optim=replace(config.optim, nesterov=False))
     if "optim.weight_decay" not in given and _decays(config.optim) != _decays(base.optim):
         config = replace(config, optim=replace(config.optim, weight_decay=OptimConfig().weight_decay))
+    if "views.repeat" not in given and config.method.name != OWN:
+        config = with_suitable_repeat(config, method_class(config))
     # A network is tested on images of the kind that it is trained on.
     seen = {
         name: getattr(config.data, name)

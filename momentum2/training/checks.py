@@ -1,5 +1,6 @@
 """Settings that cannot work, refused in one sentence before anything is opened or written."""
 
+from dataclasses import replace
 from typing import get_args
 
 from momentum2.augment import Normalization, view_specs
@@ -25,6 +26,17 @@ def method_class(config: Config, own: type[Method] | None = None) -> type[Method
     return METHODS[config.method.name]
 
 
+def number_of_views(config: Config) -> int:
+    """How many views of an image there are."""
+    return len(view_specs(config.views, config.data.image_size, Normalization.of(config.data)))
+
+
+def with_suitable_repeat(config: Config, kind: type[Method]) -> Config:
+    """`config` with its `views.repeat`, or with 1 for a method that does not take so many views."""
+    suits = config.views.repeat == 1 or number_of_views(config) in kind.views
+    return config if suits else replace(config, views=replace(config.views, repeat=1))
+
+
 def check(config: Config, kind: type[Method]) -> None:
     """Raise a `UserError` for a value out of its limits, or for settings that do not suit the method."""
     check_settings(config)
@@ -32,7 +44,7 @@ def check(config: Config, kind: type[Method]) -> None:
         raise SettingError("train.batch_size", f"must be at least 2, not {config.train.batch_size}.")
     check_optim(config.optim)
     method, name = config.method, kind.__name__
-    views = len(view_specs(config.views, config.data.image_size, Normalization.of(config.data)))
+    views = number_of_views(config)
     reading_of(config.data)
     check_url(config.data.root)
     check_url(config.eval_data.root, "eval_data.root")
