@@ -58,11 +58,10 @@ def check(config: Config, kind: type[Method]) -> None:
         wanted = (
             f"{kind.views[0]} view{'s' * (kind.views[0] > 1)}" if one else f"at least {kind.views[0]} views"
         )
-        raise SettingError(
-            "views.recipe",
-            f"{config.views.recipe} makes {views} view{'s' * (views > 1)} per image, but {name} takes {wanted}. Use "
-            f"{_recipe_with(kind.views)}, or change {'repeat' if config.views.repeat > 1 else 'small_crops'}.",
-        )
+        made = f"{config.views.recipe} makes {views} view{'s' * (views > 1)} per image, but {name} takes {wanted}."
+        if config.views.repeat > 1:
+            raise SettingError("views.repeat", f"is {config.views.repeat}, so {made} Leave it out.")
+        raise SettingError("views.recipe", f"{made} Use {_recipe_with(kind.views)}, or change small_crops.")
     if kind.has_teacher and method.teacher_norm not in kind.teacher_norms:
         raise SettingError(
             "method.teacher_norm",

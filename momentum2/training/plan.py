@@ -14,7 +14,7 @@ from momentum2.errors import SettingError, UserError
 from momentum2.methods import METHODS, Method
 from momentum2.optim import READ_BY
 from momentum2.schedules import Schedule, scaled_lr, scaled_weight_momentum
-from momentum2.training.checks import check, method_class
+from momentum2.training.checks import check, method_class, number_of_views
 
 _TOLD = 10  # classes that are named
 #: The norms whose statistics are those of a device.
@@ -175,6 +175,7 @@ def describe(
         *([("weights", _weights(start))] if start else []),
         ("data", _data(config, plan)),
         ("steps", f"{K:,} of {train.batch_size} images ({K / plan.steps_per_epoch:.4g} epochs, {samples})"),
+        *([("views", _views(config))] if config.views.repeat > 1 else []),
         *([("devices", _devices(config, plan))] if per_device(config, plan.method) else []),
         ("processes", f"{plan.world}, {train.accumulate} micro-batch(es) of {plan.micro_batch} each"),
         ("lr", f"peak {_peak(config, plan)}, {over_time(s.lr)}"),
@@ -228,6 +229,11 @@ def _data(config: Config, plan: Plan) -> str:
         return said
     count = f"{data.channels} channel{'s' * (data.channels != 1)}"
     return f"{said}, {count}: hue, saturation and gray, which need three, are off"
+
+
+def _views(config: Config) -> str:
+    """Where a recipe's views are drawn several times."""
+    return f"{number_of_views(config)} per image: those of {config.views.recipe}, {config.views.repeat} times"
 
 
 def _optimizer(optim: OptimConfig, plan: Plan) -> str:
