@@ -65,7 +65,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
         if table.get("table") in CLAIMED and any(row["seeds"] for row in table["rows"]):
             claims = TABLES[table["table"]](table["scale"]).claims
             tables.append({**table, "stem": path.stem, "verdicts": verdicts_of(claims, table["rows"])})
-    return sorted(tables, key=lambda t: (CLAIMED.index(t["table"]), "repulsion" in t["variant"]))
+    return sorted(tables, key=lambda t: (CLAIMED.index(t["table"]), "repulsion" in t["variant"], t["epochs"]))
 
 
 def setting(table: dict[str, Any]) -> str:
@@ -74,7 +74,14 @@ def setting(table: dict[str, Any]) -> str:
     if table["table"] != "bn-batch-size":  # whose rows say it themselves
         samples = next((word for word in table["variant"] if word.endswith("-samples")), "4-samples")
         words.append(samples.replace("-", " "))
+    if table["epochs"] != lengths(table):
+        words.append(duration(table["epochs"][0]))
     return ", ".join(words)
+
+
+def lengths(table: dict[str, Any]) -> list[int]:
+    """The epochs of its rows, as the scale has them."""
+    return sorted({row.pretraining.epochs for row in TABLES[table["table"]](table["scale"]).rows})
 
 
 def grid(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
@@ -121,6 +128,7 @@ def verdict_rows(tables: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
                 word = verdict.get("seconds" if claim.cost else "top-1")
                 pair = (
                     setting(found).split(",")[0],
+                    *found["epochs"],
                     runs[claim.better],
                     runs[claim.other],
                     claim.margin,
@@ -134,7 +142,7 @@ def verdict_rows(tables: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
                 paper = "–" if verdict["paper"] is None else f"{verdict['paper']:+.1f}".replace("-", "−")
                 others = [verdict.get(column) for column in ACCURACIES[1:]]
                 known.append([claim.words, where, paper, *cells(word, others, paper=verdict["paper"])])
-            if known or (runs[claim.better], runs[claim.other]) not in {pair[1:3] for pair in compared}:
+            if known or (runs[claim.better], runs[claim.other]) not in {pair[-4:-2] for pair in compared}:
                 yield from known or [[claim.words]]
 
 
@@ -171,13 +179,12 @@ def commands(table: dict[str, Any]) -> Iterator[str]:
     for row in table["rows"]:
         if row["seeds"]:
             by_seeds.setdefault(",".join(str(seed["seed"]) for seed in row["seeds"]), []).append(row["row"])
-    own = sorted({row.pretraining.epochs for row in TABLES[table["table"]](table["scale"]).rows})
     for seeds, keys in by_seeds.items():
         words = [f"momentum2 reproduce {table['table']} --scale {table['scale']} --data CIFAR"]
         words += [f"--rows {','.join(keys)} --seeds {seeds}"]
         words += ["--loss repulsion"] if "repulsion" in table["variant"] else []
         words += [f"--samples {word.split('-')[0]}" for word in table["variant"] if word.endswith("-samples")]
-        words += [f"--epochs {table['epochs'][0]}"] if table["epochs"] != own else []
+        words += [f"--epochs {table['epochs'][0]}"] if table["epochs"] != lengths(table) else []
         yield " ".join(words)
 
 
