@@ -32,13 +32,18 @@ def orthogonalized(matrix: Tensor) -> Tensor:
     x = x / x.norm().clamp(min=1e-12)
     gram = x @ x.mT
     identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-    product = identity
-    for a, b, c in _QUINTIC:
-        factor = torch.addmm(a * identity + b * gram, gram, gram, alpha=c)
-        product = factor @ product
+    product = factor = _factor(gram, identity, *_QUINTIC[0])
+    for coefficients in _QUINTIC[1:]:
         gram = factor @ gram @ factor
+        factor = _factor(gram, identity, *coefficients)
+        product = factor @ product
     found: Tensor = product @ x
     return found.mT if matrix.shape[0] > matrix.shape[1] else found
+
+
+def _factor(gram: Tensor, identity: Tensor, a: float, b: float, c: float) -> Tensor:
+    """aI + bA + cA²"""
+    return torch.addmm(a * identity + b * gram, gram, gram, alpha=c)
 
 
 class ByGroup(Optimizer):

@@ -442,7 +442,7 @@ def test_help_is_by_group_with_the_defaults_of_the_recipe(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("COLUMNS", "200")
-    for words, batch in ((["plan", "quickstart", "-h"], 128), (["pretrain", "--help"], 256)):
+    for words, batch in ((["plan", "quickstart", "-h"], 64), (["pretrain", "--help"], 256)):
         assert main(words) == 0
         said = capsys.readouterr().out
         assert "optim: The optimizer and its schedule" in said
