@@ -109,12 +109,14 @@ class Row:
         words: What it is, for the table.
         settings: Of our code, beside `SHARED`.
         rates: Learning rates per 256 images that `tune` tries; the middle one counts until it has.
+        rival: The row from which it differs in one thing, with which it is compared seed by seed.
     """
 
     table: str
     words: str
     settings: dict[str, object] = field(default_factory=dict)
     rates: tuple[float, ...] = ()
+    rival: str = "simclr"
 
 
 _BUNDLE: dict[str, object] = {
@@ -144,13 +146,67 @@ ROWS: dict[str, Row] = {
     "simclr-bf16": Row("B", "`simclr` in bf16", {**_SIMCLR, "train.precision": "bf16"}, MUON_RATES),
     "simclr-decay": Row("B", "`simclr` with weight decay", {**_SIMCLR, **_DECAY}, MUON_RATES),
     "simclr-wide": Row(
-        "B", "`simclr-decay` with 32 to 256 channels", {**_SIMCLR, **_DECAY, **_WIDE}, MUON_RATES
+        "B",
+        "`simclr-decay` with 32 to 256 channels",
+        {**_SIMCLR, **_DECAY, **_WIDE},
+        MUON_RATES,
+        "simclr-decay",
     ),
     "simclr-views": Row(
-        "B", "`simclr-decay` with four views of 64 images", {**_SIMCLR, **_DECAY, **_FOUR_VIEWS}, _RATES_OF_64
+        "B",
+        "`simclr-decay` with four views of 64 images",
+        {**_SIMCLR, **_DECAY, **_FOUR_VIEWS},
+        _RATES_OF_64,
+        "simclr-decay",
     ),
     "bundle-views": Row(
-        "B", "`bundle-decay` with four views of 64 images", {**_BUNDLE, **_DECAY, **_FOUR_VIEWS}, _RATES_OF_64
+        "B",
+        "`bundle-decay` with four views of 64 images",
+        {**_BUNDLE, **_DECAY, **_FOUR_VIEWS},
+        _RATES_OF_64,
+        "simclr-views",
+    ),
+    # What each change is worth to the row that has them all.
+    "views-no-decay": Row(
+        "B",
+        "`simclr-views` without weight decay",
+        {**_SIMCLR, **_FOUR_VIEWS, "optim.weight_decay": 0.0},
+        _RATES_OF_64,
+        "simclr-views",
+    ),
+    "views-sgd": Row(
+        "B",
+        "`simclr-views` with SGD",
+        {
+            **_SIMCLR,
+            **_FOUR_VIEWS,
+            "optim.name": "sgd",
+            "optim.weight_decay": 1e-4,
+            "optim.nesterov": False,
+        },
+        tuple(2 * rate for rate in SGD_RATES),
+        "simclr-views",
+    ),
+    "views-random-stem": Row(
+        "B",
+        "`simclr-views` with a random first layer",
+        {**_SIMCLR, **_DECAY, **_FOUR_VIEWS, "model.stem_init": "random"},
+        _RATES_OF_64,
+        "simclr-views",
+    ),
+    "views-temperature": Row(
+        "B",
+        "`simclr-views` with T 0.2",
+        {**_SIMCLR, **_DECAY, **_FOUR_VIEWS, "method.temperature": 0.2},
+        _RATES_OF_64,
+        "simclr-views",
+    ),
+    "views-resnet18": Row(
+        "B",
+        "`simclr-views` with a ResNet-18 with 16 to 128 channels",
+        {**_SIMCLR, **_DECAY, **_FOUR_VIEWS, "model.backbone": "resnet18", "model.width": 0.25},
+        _RATES_OF_64,
+        "simclr-views",
     ),
     "simclr-hour": Row(
         "B",
@@ -158,7 +214,7 @@ ROWS: dict[str, Row] = {
         {**_SIMCLR, **_DECAY, **_WIDE, **_FOUR_VIEWS, "optim.weight_decay": 0.01, "train.precision": "bf16"},
         _RATES_OF_64,
     ),
-    "bundle-decay": Row("B", "`bundle` with weight decay", {**_BUNDLE, **_DECAY}, MUON_RATES),
+    "bundle-decay": Row("B", "`bundle` with weight decay", {**_BUNDLE, **_DECAY}, MUON_RATES, "simclr-decay"),
     "bundle-slow": Row(
         "B",
         "`bundle` with a slower teacher, m 0.2 and α 0.5",
@@ -248,6 +304,14 @@ ROWS: dict[str, Row] = {
     "pca": Row("floor", "raw pixels, PCA-whitened to 256 dimensions"),
     "random": Row("floor", "the untrained network"),
     "patches": Row("floor", "whitened patches"),
+}
+
+
+#: The rows that decide between the teacher and SimCLR, and what they have.
+TEACHERS = {
+    "bundle": "repulsion",
+    "bundle-decay": "repulsion and weight decay",
+    "bundle-views": "repulsion, weight decay and four views",
 }
 
 
@@ -750,7 +814,7 @@ def at_least(short: str, long: str) -> float | None:
 
 
 def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Means, intervals, paired differences to SimCLR and times to an accuracy, of racing seeds alone."""
+    """Means, intervals, paired differences to rivals and times to an accuracy, of racing seeds alone."""
     racing = [r for r in runs if r["seed"] != TUNING_SEED]
     by: dict[str, dict[float, dict[int, dict[str, Any]]]] = {}
     for r in racing:
@@ -774,15 +838,17 @@ def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
             for what, values in numbers.items():
                 if values:
                     cell[what] = {"mean": mean(values), "interval": interval(values)}
-            others = by.get("simclr", {}).get(budget, {})
-            if name != "simclr" and entry["table"] == "B":
+            rival = ROWS[name].rival
+            others = by.get(rival, {}).get(budget, {})
+            if name != rival and entry["table"] == "B":
                 both = [s for s in found if s in others]
                 enough = min(len(found), len(others)) > 2
                 usual = [median(r["steps"] for r in own.values()) for own in (found, others) if enough]
                 pairs = [s for s in both if comparable(found[s], others[s], usual)]
                 gaps = [first(found[s])["knn20"] - first(others[s])["knn20"] for s in pairs]
                 if both:
-                    cell["to_simclr"] = {
+                    cell["to_rival"] = {
+                        "rival": rival,
                         "pairs": len(gaps),
                         "refused": len(both) - len(gaps),
                         "mean": mean(gaps) if gaps else None,
@@ -836,12 +902,13 @@ def _cell(cell: dict[str, Any] | None) -> str:
 
 
 def _difference(cell: dict[str, Any]) -> str:
-    gap = cell.get("to_simclr")
+    gap = cell.get("to_rival")
     if not gap or gap["mean"] is None:
         return "not compared: the machine's speed differed" if gap else "–"
     within = f" ± {gap['interval']:.1f}" if gap["interval"] is not None else ""
     refused = f", {gap['refused']} not compared: the machine's speed differed" if gap["refused"] else ""
-    return f"{gap['mean']:+.1f}{within} ({gap['pairs']} pair{'s' * (gap['pairs'] != 1)}{refused})"
+    pairs = f"{gap['pairs']} pair{'s' * (gap['pairs'] != 1)}"
+    return f"{gap['mean']:+.1f}{within} to `{gap['rival']}` ({pairs}{refused})"
 
 
 def markdown(found: dict[str, Any], runs: Sequence[dict[str, Any]], picture: str) -> str:
@@ -863,7 +930,7 @@ def markdown(found: dict[str, Any], runs: Sequence[dict[str, Any]], picture: str
         "Numbers are kNN top-1 (k = 20) over all training images, in percent: the mean over seeds and the 95% interval "
         "of that mean by Student's t (without one, it is one seed). Budgets are CPU seconds of training; every "
         "schedule runs on the share of the budget that is spent. The machines' cores differed in speed, so look at the "
-        "steps as well, or at the differences to `simclr`, for which only runs on equal cores count. How the clock "
+        "steps as well, or at the paired differences, for which only runs on equal cores count. How the clock "
         "works, what is counted and how a row is tuned are described at the top of "
         "[`benchmarks/race.py`](../benchmarks/race.py). Losing rows are kept.",
         *([] if tuned else ["", "`tune` was not run: every row of table B has the middle one of its rates."]),
@@ -918,7 +985,7 @@ def markdown(found: dict[str, Any], runs: Sequence[dict[str, Any]], picture: str
             "recalibrated",
             "linear",
             "other network",
-            "minus `simclr`, paired",
+            "paired difference",
             "below",
         )
         lines.append(f"| {' | '.join(head)} |")
@@ -959,15 +1026,16 @@ def verdicts(found: dict[str, Any]) -> Iterator[str]:
     rows = found["rows"]
     yield "## What it says"
     yield ""
-    for budget, cell in rows.get("bundle", {}).get("budgets", {}).items():
-        gap = cell.get("to_simclr")
-        if gap and gap["interval"] is not None:
-            low, high = gap["mean"] - gap["interval"], gap["mean"] + gap["interval"]
-            word = "ahead of" if low > 0 else "behind" if high < 0 else "not distinguishable from"
-            yield (
-                f"- After {budget} s the Momentum² teacher with repulsion is {word} SimCLR with the same network and "
-                f"optimizer: {gap['mean']:+.1f} points, 95% interval {low:+.1f} to {high:+.1f}, {gap['pairs']} pairs."
-            )
+    for name, teacher in TEACHERS.items():
+        for budget, cell in rows.get(name, {}).get("budgets", {}).items():
+            gap = cell.get("to_rival")
+            if gap and gap["interval"] is not None:
+                low, high = gap["mean"] - gap["interval"], gap["mean"] + gap["interval"]
+                word = "ahead of" if low > 0 else "behind" if high < 0 else "not distinguishable from"
+                yield (
+                    f"- After {budget} s the Momentum² teacher with {teacher} is {word} SimCLR with the same settings: "
+                    f"{gap['mean']:+.1f} points, 95% interval {low:+.1f} to {high:+.1f}, {gap['pairs']} pairs."
+                )
     for ours in (name for name in ("bundle", "simclr") if name in rows):
         for target, here in rows[ours]["time_to"].items():
             longer = {

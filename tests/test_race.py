@@ -77,7 +77,7 @@ def test_a_race_from_start_to_page(
         assert f"(`{row}`)" in text
     assert (tmp_path / "docs" / "race.svg").read_text(encoding="utf-8").startswith("<?xml")
     found = json.loads((out / "race.json").read_text(encoding="utf-8"))
-    assert found["rows"]["bundle"]["budgets"]["0.5"]["to_simclr"]["pairs"] <= 2
+    assert found["rows"]["bundle"]["budgets"]["0.5"]["to_rival"]["pairs"] <= 2
 
 
 def test_the_interval_is_that_of_students_t(race: ModuleType):
