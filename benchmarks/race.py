@@ -109,7 +109,7 @@ class Row:
         words: What it is, for the table.
         settings: Of our code, beside `SHARED`.
         rates: Learning rates per 256 images that `tune` tries; the middle one counts until it has.
-        rival: The row from which it differs in one thing, with which it is compared seed by seed.
+        rival: The row with which it is compared seed by seed.
     """
 
     table: str
@@ -137,8 +137,8 @@ _SIMCLR: dict[str, object] = {"method.name": "simclr", "method.temperature": 0.1
 _DECAY: dict[str, object] = {"optim.weight_decay": 0.1, "optim.exclude_bias_and_norm": True}
 _WIDE: dict[str, object] = {"model.width": 0.5}
 #: As many views in all as two of 128 images, and so as many steps.
-_FOUR_VIEWS: dict[str, object] = {"views.repeat": 2, "train.batch_size": 64, "optim.weight_decay": 0.05}
-_RATES_OF_64 = tuple(2 * rate for rate in MUON_RATES)  # the same step
+_FOUR_VIEWS: dict[str, object] = {"views.repeat": 2, "train.batch_size": 64}
+_RATES_OF_64 = (0.16, 0.32, 0.64)
 
 ROWS: dict[str, Row] = {
     "bundle": Row("B", "Momentum² teacher with repulsion, no predictor, Muon", _BUNDLE, MUON_RATES),
@@ -212,7 +212,7 @@ ROWS: dict[str, Row] = {
         "B",
         "SimCLR with four views, 32 to 256 channels and less decay, in bf16",
         {**_SIMCLR, **_DECAY, **_WIDE, **_FOUR_VIEWS, "optim.weight_decay": 0.01, "train.precision": "bf16"},
-        _RATES_OF_64,
+        (0.16,),
     ),
     "bundle-decay": Row("B", "`bundle` with weight decay", {**_BUNDLE, **_DECAY}, MUON_RATES, "simclr-decay"),
     "bundle-slow": Row(
@@ -220,6 +220,7 @@ ROWS: dict[str, Row] = {
         "`bundle` with a slower teacher, m 0.2 and α 0.5",
         {**_BUNDLE, "method.weight_momentum": 0.2, "method.alpha": 0.5},
         MUON_RATES,
+        "bundle",
     ),
     "byol": Row("B", "Momentum² teacher as in the paper, SGD", _BYOL, SGD_RATES),
     "byol-muon": Row("B", "Momentum² teacher as in the paper, Muon", {**_BYOL, **MUON}, MUON_RATES),
@@ -228,6 +229,7 @@ ROWS: dict[str, Row] = {
         "`bundle` with SGD",
         {**_BUNDLE, "optim.name": "sgd", "optim.weight_decay": 1e-4, "optim.nesterov": False},
         SGD_RATES,
+        "bundle",
     ),
     "simsiam": Row(
         "B",
@@ -901,14 +903,49 @@ def _cell(cell: dict[str, Any] | None) -> str:
     return f"{cell['mean']:.1f}" + (f" ± {within:.1f}" if within is not None else "")
 
 
-def _difference(cell: dict[str, Any]) -> str:
-    gap = cell.get("to_rival")
-    if not gap or gap["mean"] is None:
-        return "not compared: the machine's speed differed" if gap else "–"
-    within = f" ± {gap['interval']:.1f}" if gap["interval"] is not None else ""
-    refused = f", {gap['refused']} not compared: the machine's speed differed" if gap["refused"] else ""
-    pairs = f"{gap['pairs']} pair{'s' * (gap['pairs'] != 1)}"
-    return f"{gap['mean']:+.1f}{within} to `{gap['rival']}` ({pairs}{refused})"
+def pairs(found: dict[str, Any]) -> Iterator[str]:
+    """What each row is above the row that it is compared with, seed by seed: what its change is worth."""
+    yield "## Row against row"
+    yield ""
+    yield (
+        "kNN of a row minus that of another with the same seed on an equally fast core, with the 95% interval of the "
+        "mean. The rows of a pair differ in what their names in table B say."
+    )
+    yield ""
+    yield "| row | minus | seconds | pairs | difference | not compared |"
+    yield "|---|---|---|---|---|---|"
+    for name, entry in found["rows"].items():
+        for budget, cell in entry["budgets"].items():
+            if gap := cell.get("to_rival"):
+                within = f" ± {gap['interval']:.1f}" if gap["interval"] is not None else ""
+                value = f"{gap['mean']:+.1f}{within}" if gap["pairs"] else "–"
+                refused = f"{gap['refused']}: the machine's speed differed" if gap["refused"] else "–"
+                yield f"| `{name}` | `{gap['rival']}` | {budget} | {gap['pairs']} | {value} | {refused} |"
+
+
+def tuning(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What `tune` found."""
+    yield "## Learning rates"
+    yield ""
+    tried: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    for r in runs:
+        if r["seed"] == TUNING_SEED:
+            tried.setdefault((r["row"], r["budget"]), []).append(r)
+    if not tried:
+        yield "`tune` was not run: every row of table B has the middle one of its rates."
+        return
+    yield (
+        f"kNN by learning rate per 256 images on seed {TUNING_SEED}, which does not race. These rows have the best of "
+        "them, every other row of table B the middle one of its rates."
+    )
+    yield ""
+    yield "| row | seconds | rate: kNN |"
+    yield "|---|---|---|"
+    for (name, budget), found in sorted(tried.items()):
+        by_rate = sorted((r["rate"], first(r)["knn20"]) for r in found)
+        best = max(value for _, value in by_rate)
+        cells = (f"{'**' * (v == best)}{rate:g}: {v:.1f}{'**' * (v == best)}" for rate, v in by_rate)
+        yield f"| `{name}` | {budget:g} | {', '.join(cells)} |"
 
 
 def markdown(found: dict[str, Any], runs: Sequence[dict[str, Any]], picture: str) -> str:
@@ -916,7 +953,6 @@ def markdown(found: dict[str, Any], runs: Sequence[dict[str, Any]], picture: str
     data, when = runs[0]["data"], sorted({r["date"] for r in runs})
     speeds = [mean(r["gemm"]) for r in runs]
     machine = runs[0]["machine"]
-    tuned = any(r["seed"] == TUNING_SEED for r in runs)
     lines = [
         "# A race in CPU seconds",
         "",
@@ -933,7 +969,6 @@ def markdown(found: dict[str, Any], runs: Sequence[dict[str, Any]], picture: str
         "steps as well, or at the paired differences, for which only runs on equal cores count. How the clock "
         "works, what is counted and how a row is tuned are described at the top of "
         "[`benchmarks/race.py`](../benchmarks/race.py). Losing rows are kept.",
-        *([] if tuned else ["", "`tune` was not run: every row of table B has the middle one of its rates."]),
         "",
         f"![kNN accuracy against CPU seconds]({picture})",
         "",
@@ -985,7 +1020,6 @@ def markdown(found: dict[str, Any], runs: Sequence[dict[str, Any]], picture: str
             "recalibrated",
             "linear",
             "other network",
-            "paired difference",
             "below",
         )
         lines.append(f"| {' | '.join(head)} |")
@@ -1001,11 +1035,24 @@ def markdown(found: dict[str, Any], runs: Sequence[dict[str, Any]], picture: str
                 f"{cell.get('steps', math.nan):.0f}",
                 *(_cell(cell.get(what)) for what in ("knn200", "recalibrated", "linear")),
                 other,
-                _difference(cell),
                 ", ".join(cell["below"]) or "–",
             ]
             lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", *verdicts(found), "", "## Commands", "", "```text", *commands(found), "```", ""]
+    lines += [
+        "",
+        *pairs(found),
+        "",
+        *tuning(runs),
+        "",
+        *verdicts(found),
+        "",
+        "## Commands",
+        "",
+        "```text",
+        *commands(found),
+        "```",
+        "",
+    ]
     return "\n".join(lines)
 
 

@@ -220,7 +220,7 @@ class ViewsConfig:
 
     Args:
         recipe: The named set of augmentations.
-        repeat: How often each view of the recipe is drawn: 2 makes four views of two.
+        repeat: How many times each view of the recipe is drawn: with 2, two views become four.
         crop_min: Smallest area of a random crop, as a share of the image (default: the recipe's).
         color: Multiplier of the strength of the recipe's color jitter. A multiplier or probability may also be one
             number per view, such as 1,0; the last one applies to all further views. 0 turns it off.

@@ -79,6 +79,18 @@ def planned(*arguments: str) -> Config:
             ["plan", "quickstart-paper", "--views.recipe", "supervised"],
             "makes 1 view per image, but BYOL takes at least 2 views. Use byol, or",
         ),
+        (
+            ["plan", "quickstart", "--method.name", "moco", "--views.repeat", "2"],
+            "--views.repeat is 2, which makes 4 views per image, but MoCo takes 2 views. Set it to 1.",
+        ),
+        (
+            ["plan", "quickstart", "--views.recipe", "evaluation"],
+            "evaluation makes 1 view per image, but SimCLR takes at least 2 views.",
+        ),
+        (
+            ["plan", "quickstart", "--views.recipe", "evaluation", "--views.repeat", "2"],
+            "--views.recipe evaluation draws nothing at random",
+        ),
         (["plan", "quickstart-paper", "--train.devices", "32"], "needs at least 2 samples but would get 1"),
         (["plan", "quickstart", "--train.devices", "7"], "cannot be divided among 7 device(s)"),
         (

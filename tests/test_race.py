@@ -77,7 +77,41 @@ def test_a_race_from_start_to_page(
         assert f"(`{row}`)" in text
     assert (tmp_path / "docs" / "race.svg").read_text(encoding="utf-8").startswith("<?xml")
     found = json.loads((out / "race.json").read_text(encoding="utf-8"))
-    assert found["rows"]["bundle"]["budgets"]["0.5"]["to_rival"]["pairs"] <= 2
+    assert found["rows"]["bundle"]["budgets"]["0.5"]["to_rival"]["rival"] == "simclr"
+
+
+def test_a_row_is_compared_with_its_rival_seed_by_seed(race: ModuleType, monkeypatch: pytest.MonkeyPatch):
+    def run(row: str, seed: int, top1: float) -> dict[str, object]:
+        return {
+            "row": row,
+            "words": "",
+            "table": "B",
+            "budget": 60.0,
+            "seed": seed,
+            "rate": 0.32,
+            "steps": 100,
+            "gemm": [80, 80],
+            "networks": {"student": {"knn20": top1, "knn200": 1.0, "dimensions": 4.0}},
+        }
+
+    ours = [run("bundle-views", 10 + i, top1) for i, top1 in enumerate((61.0, 62.5, 62.0, 70.0))]
+    rival = [run("simclr-views", 10 + i, top1) for i, top1 in enumerate((60.0, 60.5, 61.5))]
+    others = [run("simclr", 10 + i, 50.0) for i in range(3)]
+    found = race.summarize([*ours, *rival, *others])
+    gap = found["rows"]["bundle-views"]["budgets"]["60"]["to_rival"]
+    low, high = ttest_1samp([1.0, 2.0, 0.5], 0).confidence_interval(0.95)
+    assert gap == {
+        "rival": "simclr-views",
+        "pairs": 3,
+        "refused": 0,
+        "mean": pytest.approx((high + low) / 2),
+        "interval": pytest.approx((high - low) / 2),
+    }
+    assert f"| `bundle-views` | `simclr-views` | 60 | 3 | +1.2 ± {(high - low) / 2:.1f} | – |" in race.pairs(
+        found
+    )
+    (sentence,) = (words for words in race.verdicts(found) if "four views" in words)
+    assert "not distinguishable from SimCLR" in sentence
 
 
 def test_the_interval_is_that_of_students_t(race: ModuleType):

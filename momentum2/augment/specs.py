@@ -96,10 +96,8 @@ def view_specs(
         raise SettingError("data.image_size", f"must be at least 1, not {image_size}.")
     with called({"": "views."}):
         check(views)
-    specs = tuple(
-        _with_switches(s, views, i) for i, s in enumerate(_RECIPES[views.recipe](views, image_size))
-    )
-    specs *= views.repeat
+    drawn = _RECIPES[views.recipe](views, image_size) * views.repeat
+    specs = tuple(_with_switches(spec, views, i) for i, spec in enumerate(drawn))
     if normalization is None:
         return specs
     specs = tuple(replace(spec, mean=normalization.mean, std=normalization.std) for spec in specs)

@@ -19,6 +19,8 @@ from momentum2.schedules import Schedule
 def nt_xent(views: list[Tensor], temperature: float) -> Tensor:
     """Cross-entropy of finding each output's other views, one by one, among the outputs of other images.
 
+    Of an image's views, only the one to be found is in the sum: the others are neither positives nor negatives of it.
+
     Args:
         views: V of N×d, of unit length; row i of each is image i. With two views, this is SimCLR's loss.
         temperature: Of the softmax. The other images are those of all processes.
@@ -30,13 +32,10 @@ def nt_xent(views: list[Tensor], temperature: float) -> Tensor:
     M, view = len(z) // V, torch.arange(V, device=device)
     image = torch.arange(n, device=device) + n * distributed.rank()  # of this process, in each view of z
     same = (image[:, None] + M * view).repeat(V, 1)  # VN×V: where in z the views of a row's image are
-    own = view.repeat_interleave(n)[:, None]  # VN×1: which of them the row is
-    losses = []
-    for ahead in range(1, V):  # the positive is so many views after the row's own
-        hidden = (own + ahead + 1 + view[:-1]) % V  # the other positives, and the row itself
-        among = logits.scatter(1, same.gather(1, hidden), -torch.inf)
-        losses.append(F.cross_entropy(among, same.gather(1, (own + ahead) % V)[:, 0]))
-    return torch.stack(losses).mean()
+    row = view.repeat_interleave(n)[:, None]  # VN×1: which of them the row itself is
+    positives = logits.gather(1, same.gather(1, (row + view[1:]) % V))  # VN×(V − 1)
+    others = logits.scatter(1, same, -torch.inf).logsumexp(1, keepdim=True)  # the other images
+    return F.softplus(others - positives).mean()  # −log eᵖ / (eᵖ + Σ eᵒ)
 
 
 class SimCLR(ViewByView):

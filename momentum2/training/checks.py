@@ -31,10 +31,10 @@ def number_of_views(config: Config) -> int:
     return len(view_specs(config.views, config.data.image_size, Normalization.of(config.data)))
 
 
-def with_suitable_repeat(config: Config, kind: type[Method]) -> Config:
-    """`config` with its `views.repeat`, or with 1 for a method that does not take so many views."""
-    suits = config.views.repeat == 1 or number_of_views(config) in kind.views
-    return config if suits else replace(config, views=replace(config.views, repeat=1))
+def suits_repeat(config: Config, kind: type[Method]) -> bool:
+    """Whether the `views.repeat` of a recipe suits the method and the views that were chosen: it is for pairs."""
+    once = replace(config, views=replace(config.views, repeat=1))
+    return number_of_views(once) == 2 and number_of_views(config) in kind.views
 
 
 def check(config: Config, kind: type[Method]) -> None:
@@ -58,10 +58,23 @@ def check(config: Config, kind: type[Method]) -> None:
         wanted = (
             f"{kind.views[0]} view{'s' * (kind.views[0] > 1)}" if one else f"at least {kind.views[0]} views"
         )
-        made = f"{config.views.recipe} makes {views} view{'s' * (views > 1)} per image, but {name} takes {wanted}."
-        if config.views.repeat > 1:
-            raise SettingError("views.repeat", f"is {config.views.repeat}, so {made} Leave it out.")
-        raise SettingError("views.recipe", f"{made} Use {_recipe_with(kind.views)}, or change small_crops.")
+        once = number_of_views(replace(config, views=replace(config.views, repeat=1)))
+        if config.views.repeat > 1 and once in kind.views:
+            raise SettingError(
+                "views.repeat",
+                f"is {config.views.repeat}, which makes {views} views per image, but {name} takes {wanted}. Set it to "
+                "1.",
+            )
+        raise SettingError(
+            "views.recipe",
+            f"{config.views.recipe} makes {once} view{'s' * (once > 1)} per image, but {name} takes {wanted}. Use "
+            f"{_recipe_with(kind.views)}, or change small_crops or repeat.",
+        )
+    if config.views.recipe == "evaluation" and views > 1:
+        raise SettingError(
+            "views.recipe",
+            "evaluation draws nothing at random, so all views of an image would be the same. Use another.",
+        )
     if kind.has_teacher and method.teacher_norm not in kind.teacher_norms:
         raise SettingError(
             "method.teacher_norm",

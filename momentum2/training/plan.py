@@ -233,7 +233,7 @@ def _data(config: Config, plan: Plan) -> str:
 
 def _views(config: Config) -> str:
     """Where a recipe's views are drawn several times."""
-    return f"{number_of_views(config)} per image: those of {config.views.recipe}, {config.views.repeat} times"
+    return f"{number_of_views(config)} per image: each of {config.views.recipe}'s, drawn {config.views.repeat} times"
 
 
 def _optimizer(optim: OptimConfig, plan: Plan) -> str:

@@ -52,8 +52,12 @@ def test_supervised_and_evaluation():
 
 
 def test_repeat_draws_each_view_of_the_recipe_again():
-    once = view_specs(ViewsConfig("byol", solarize=[1.0, 0.5]), 96)
-    assert view_specs(ViewsConfig("byol", solarize=[1.0, 0.5], repeat=3), 96) == once * 3
+    once = view_specs(ViewsConfig("byol", solarize=0.5), 96)
+    assert view_specs(ViewsConfig("byol", solarize=0.5, repeat=3), 96) == once * 3
+    turned = view_specs(ViewsConfig("byol", color=[1.0, 0.5, 0.25, 0.0], repeat=2), 96)
+    assert [view.jitter[0] for view in turned] == pytest.approx(
+        [0.4, 0.2, 0.1, 0.0]
+    )  # numbers count all views
     with pytest.raises(SettingError, match=r"views\.repeat"):
         view_specs(ViewsConfig("byol", repeat=0), 96)
 

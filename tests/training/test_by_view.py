@@ -95,7 +95,7 @@ CASES = {
     "ema": {"method": MethodConfig(teacher_norm="ema")},
     "moco": {"method": MethodConfig("moco", queue_size=32, teacher_norm="shuffle")},
     "simsiam": {"method": MethodConfig("simsiam")},
-    "simclr": {"method": MethodConfig("simclr")},
+    "simclr": {"method": MethodConfig("simclr"), "views": 4},
     "dino": {"method": MethodConfig("dino", projector_norm=True), "views": 3},
     "bf16": {"method": MethodConfig(), "train": TrainConfig(batch_size=8, precision="bf16", devices=1)},
 }

@@ -322,10 +322,32 @@ def test_on_a_cpu_the_short_recipes_are_simclr_and_the_teacher_is_one_setting_aw
     assert recipes.find("folder").config.method == teacher
 
 
+def test_methods_that_take_two_views_get_two_of_as_many_images(tmp_path: Path) -> None:
+    def chosen(name: str, own: dict[str, object]) -> tuple[object, ...]:
+        config = recipes.configure(recipes.find(name), own)
+        train = config.train
+        return config.views.repeat, train.batch_size, train.epochs, pytest.approx(config.optim.lr)
+
+    for own in ({}, {"method.name": "simclr"}, {"method.name": "byol"}, {"method.name": "dino"}):
+        assert chosen("quickstart", own) == (2, 64, 2, 0.16)
+    two = (1, 128, 4, 0.08)  # as many steps with as many views and the same rate each
+    for own in ({"method.name": "moco"}, {"method.name": "simsiam"}, {"views.recipe": "supervised"}):
+        assert chosen("quickstart", own) == two
+    assert chosen("quickstart", {"method.name": "moco", "train.batch_size": 32}) == (1, 32, 2, 0.16)
+    given = {"data.root": str(photos(tmp_path / "photos", 256)), "train.device": "cpu", "train.epochs": 5}
+    for own in ({}, {"method.name": "simclr"}, {"method.name": "byol"}):
+        assert chosen("folder", given | own) == (2, 64, 5, 0.16)
+    for own in ({"method.name": "moco"}, {"views.repeat": 1}):
+        assert chosen("folder", given | own) == (1, 128, 5, 0.08)
+    for repeat, batch in ((3, 32), (64, 2), (100, 2)):
+        assert chosen("folder", given | {"views.repeat": repeat})[:2] == (repeat, batch)
+
+
 def test_weight_decay_takes_as_much_off_in_runs_of_any_length(tmp_path: Path) -> None:
-    """The sum of rate × decay over all steps, with half the peak rate on average, is that of the quickstart."""
-    quickstart = recipes.find("quickstart").config.optim
-    total = quickstart.weight_decay * quickstart.lr / 2 * 468
+    """The sum of rate × decay over all steps, at its peak rate, is that of the quickstart."""
+    config = recipes.find("quickstart").config
+    quickstart, batch = config.optim, config.train.batch_size
+    total = quickstart.weight_decay * quickstart.lr * batch / 256 * config.train.epochs * (20_000 // batch)
     given = {"data.root": str(photos(tmp_path / "photos", 64)), "train.device": "cpu"}
     for own in ({}, {"train.epochs": 300}, {"train.steps": 1000}, {"train.epochs": 300, "optim.lr": 0.2}):
         config = recipes.configure(recipes.find("folder"), given | own)
@@ -336,7 +358,8 @@ def test_weight_decay_takes_as_much_off_in_runs_of_any_length(tmp_path: Path) ->
         assert recipes.configure(recipes.find("folder"), given | own).optim.weight_decay == 0.2
     cifar = recipes.find("cifar10-cpu").config
     steps = cifar.train.epochs * (50_000 // cifar.train.batch_size)
-    assert cifar.optim.weight_decay * cifar.optim.lr / 2 * steps == pytest.approx(total, rel=0.01)
+    rate = cifar.optim.lr * cifar.train.batch_size / 256
+    assert cifar.optim.weight_decay * rate * steps == pytest.approx(total, rel=0.01)
     own = recipes.configure(recipes.find("folder"), given | {"optim.weight_decay": 0.5})
     assert own.optim.weight_decay == 0.5
     # sgd adds it to the gradient, where 0.1 would be far too much.

@@ -39,6 +39,15 @@ def test_a_plan_says_where_batch_norm_is():
     assert "batch norm" not in dict(describe(resnet, resolve(resnet, IMAGENET), inspect(resnet)))
 
 
+def test_a_plan_says_that_views_are_repeated():
+    def line(name: str) -> str | None:
+        config = find(name).config
+        return dict(describe(config, resolve(config, IMAGENET), inspect(config))).get("views")
+
+    assert line("quickstart") == "4 per image: each of byol's, drawn 2 times"
+    assert line("quickstart-paper") is None
+
+
 def test_stl10_is_the_papers():
     plan = resolve(find("stl10").config, STL10)
     assert plan.schedule.lr_base == pytest.approx(0.1 * 2048 / 256)
