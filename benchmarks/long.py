@@ -24,6 +24,7 @@ from momentum2.runs.metrics import floors_in, read_metrics
 from momentum2.runs.names import METRICS, RESULTS
 from momentum2.runs.results import read_results
 from momentum2.settings import config_from_file
+from momentum2.training.checks import number_of_views
 
 ROWS: dict[str, dict[str, object]] = {
     "recipe": {},
@@ -75,7 +76,8 @@ def start(options: argparse.Namespace) -> int:
 def read_row(run: Path, label: str) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
     """kNN against CPU seconds of training; at the end also that with all neighbors, and the linear accuracy. Then
     the floors by what they were measured with."""
-    train = config_from_file(run / "config.yaml").train
+    config = config_from_file(run / "config.yaml")
+    train = config.train
     curve, last, seconds, before = [], None, 0.0, 0
     floors: dict[str, dict[str, float]] = {}
 
@@ -98,6 +100,8 @@ def read_row(run: Path, label: str) -> tuple[dict[str, Any], dict[str, dict[str,
         note("linear", entry["floors"])
     row = {
         "label": label,
+        "views": number_of_views(config),
+        "images": train.batch_size,
         "epochs": train.epochs,
         "seed": train.seed,
         "precision": train.precision,

@@ -232,7 +232,8 @@ def of_long(long: dict[str, Any]) -> str:
 
     rows = [
         [
-            f"{row['label']}, {duration(row['epochs'])}, {row['precision']}",
+            f"{row['label']}, {row['views']} views of {row['images']} images, {duration(row['epochs'])}, "
+            f"{row['precision']}",
             f"{row['cpu_seconds'] / 3600:.2f}",
             cell(row["knn"]),
             cell(row["linear"]),

@@ -291,6 +291,7 @@ def test_a_method_from_outside_is_trained_killed_resumed_evaluated_and_exported(
     assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
 
     run = m2.Run(tmp_path / "killed")
+    assert (config.views.repeat, run.config.views.repeat) == (2, 1)  # it takes two views
     assert run.config.method.name == "own"
     assert "theirs.Aligned" in str(run.config.objects.method)
     assert m2.evaluate_knn(run, subject=CPU).network == "student"

@@ -51,6 +51,7 @@ def test_a_run_its_file_and_its_figure(tmp_path: Path, monkeypatch: pytest.Monke
     found = json.loads(file.read_text())
     (row,) = found["rows"]
     assert (row["epochs"], row["seed"], row["precision"]) == (2, 0, "fp32")
+    assert (row["views"], row["images"]) == (4, 8)
     records = [json.loads(line) for line in (out / "recipe" / "metrics.jsonl").read_text().splitlines()]
     spent = {r["step"]: r["cpu_time"] for r in records if "cpu_time" in r}
     assert list(spent) == [1, 2, 3, 4, 5, 6, 7, 8]  # 32 images, 8 a step
