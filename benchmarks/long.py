@@ -20,17 +20,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from momentum2.recipes import find
 from momentum2.runs.metrics import floors_in, read_metrics
 from momentum2.runs.names import METRICS, RESULTS
 from momentum2.runs.results import read_results
 from momentum2.settings import config_from_file
 from momentum2.training.checks import number_of_views
 
+DEVICES = find("cifar10-cpu").config.train.batch_size // 4  # of 4 samples
 ROWS: dict[str, dict[str, object]] = {
     "recipe": {},
     "simclr": {"method.name": "simclr"},
-    "local-momentum": {"train.devices": 16, "method.teacher_norm": "momentum"},
-    "local-local": {"train.devices": 16, "method.teacher_norm": "local"},
+    "local-momentum": {"train.devices": DEVICES, "method.teacher_norm": "momentum"},
+    "local-local": {"train.devices": DEVICES, "method.teacher_norm": "local"},
 }
 LABELS = {
     "recipe": "the recipe",

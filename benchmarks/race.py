@@ -109,14 +109,14 @@ class Row:
         words: What it is, for the table.
         settings: Of our code, beside `SHARED`.
         rates: Learning rates per 256 images that `tune` tries; the middle one counts until it has.
-        rival: The row with which it is compared seed by seed.
+        rival: The row with which it is compared seed by seed, if any.
     """
 
     table: str
     words: str
     settings: dict[str, object] = field(default_factory=dict)
     rates: tuple[float, ...] = ()
-    rival: str = "simclr"
+    rival: str | None = None
 
 
 _BUNDLE: dict[str, object] = {
@@ -138,13 +138,13 @@ _DECAY: dict[str, object] = {"optim.weight_decay": 0.1, "optim.exclude_bias_and_
 _WIDE: dict[str, object] = {"model.width": 0.5}
 #: As many views in all as two of 128 images, and so as many steps.
 _FOUR_VIEWS: dict[str, object] = {"views.repeat": 2, "train.batch_size": 64}
-_RATES_OF_64 = (0.16, 0.32, 0.64)
+_RATES_OF_64 = tuple(2 * rate for rate in MUON_RATES)
 
 ROWS: dict[str, Row] = {
-    "bundle": Row("B", "Momentum² teacher with repulsion, no predictor, Muon", _BUNDLE, MUON_RATES),
+    "bundle": Row("B", "Momentum² teacher with repulsion, no predictor, Muon", _BUNDLE, MUON_RATES, "simclr"),
     "simclr": Row("B", "SimCLR, Muon", _SIMCLR, MUON_RATES),
-    "simclr-bf16": Row("B", "`simclr` in bf16", {**_SIMCLR, "train.precision": "bf16"}, MUON_RATES),
-    "simclr-decay": Row("B", "`simclr` with weight decay", {**_SIMCLR, **_DECAY}, MUON_RATES),
+    "simclr-bf16": Row("B", "`simclr` in bf16", {**_SIMCLR, "train.precision": "bf16"}, MUON_RATES, "simclr"),
+    "simclr-decay": Row("B", "`simclr` with weight decay", {**_SIMCLR, **_DECAY}, MUON_RATES, "simclr"),
     "simclr-wide": Row(
         "B",
         "`simclr-decay` with 32 to 256 channels",
@@ -176,7 +176,7 @@ ROWS: dict[str, Row] = {
     ),
     "views-sgd": Row(
         "B",
-        "`simclr-views` with SGD",
+        "`simclr-views` with SGD, and the decay that is usual with it",
         {
             **_SIMCLR,
             **_FOUR_VIEWS,
@@ -211,7 +211,7 @@ ROWS: dict[str, Row] = {
     "simclr-hour": Row(
         "B",
         "SimCLR with four views, 32 to 256 channels and less decay, in bf16",
-        {**_SIMCLR, **_DECAY, **_WIDE, **_FOUR_VIEWS, "optim.weight_decay": 0.01, "train.precision": "bf16"},
+        {**_SIMCLR, **_DECAY, **_WIDE, **_FOUR_VIEWS, "optim.weight_decay": 0.005, "train.precision": "bf16"},
         (0.16,),
     ),
     "bundle-decay": Row("B", "`bundle` with weight decay", {**_BUNDLE, **_DECAY}, MUON_RATES, "simclr-decay"),
@@ -222,8 +222,8 @@ ROWS: dict[str, Row] = {
         MUON_RATES,
         "bundle",
     ),
-    "byol": Row("B", "Momentum² teacher as in the paper, SGD", _BYOL, SGD_RATES),
-    "byol-muon": Row("B", "Momentum² teacher as in the paper, Muon", {**_BYOL, **MUON}, MUON_RATES),
+    "byol": Row("B", "Momentum² teacher as in the paper, SGD", _BYOL, SGD_RATES, "simclr"),
+    "byol-muon": Row("B", "Momentum² teacher as in the paper, Muon", {**_BYOL, **MUON}, MUON_RATES, "simclr"),
     "bundle-sgd": Row(
         "B",
         "`bundle` with SGD",
@@ -236,6 +236,7 @@ ROWS: dict[str, Row] = {
         "SimSiam, SGD",
         {"method.name": "simsiam", "model.projector_out": 512, "model.predictor_hidden": 128},
         SGD_RATES,
+        "simclr",
     ),
     "moco": Row(
         "B",
@@ -249,6 +250,7 @@ ROWS: dict[str, Row] = {
             "method.export": "student",
         },
         SGD_RATES,
+        "simclr",
     ),
     "dino": Row(
         "B",
@@ -263,6 +265,7 @@ ROWS: dict[str, Row] = {
             "optim.clip_norm": 3.0,
         },
         SGD_RATES,
+        "simclr",
     ),
     "solo-byol": Row(
         "B",
@@ -281,6 +284,7 @@ ROWS: dict[str, Row] = {
             "optim.exclude_bias_and_norm": True,
         },
         (0.5, 1.0, 2.0),
+        "simclr",
     ),
     "solo-simclr": Row(
         "B",
@@ -297,6 +301,7 @@ ROWS: dict[str, Row] = {
             "optim.exclude_bias_and_norm": True,
         },
         (0.2, 0.4, 0.8),
+        "simclr",
     ),
     "lightly-byol": Row("A", "lightly's BYOL example"),
     "lightly-simclr": Row("A", "lightly's SimCLR example"),
@@ -698,16 +703,19 @@ def place(out: Path, name: str, rate: float | None, budget: float, seed: int) ->
 
 
 def chosen_rate(out: Path, name: str) -> float | None:
-    """The best of a row's rates on the tuning seed, or the middle one where none was tried."""
+    """A row's best rate on the tuning seed at the longest budget that has all of them, else the middle one."""
     rates = ROWS[name].rates
     if not rates:
         return None
-    tried = [r for r in read_runs(out) if r["row"] == name and r["seed"] == TUNING_SEED]
-    longest = max((r["budget"] for r in tried), default=0.0)
-    tried = [r for r in tried if r["budget"] == longest]
-    if len(tried) < len(rates):
+    tried: dict[float, dict[float, float]] = {}
+    for r in read_runs(out):
+        if r["row"] == name and r["seed"] == TUNING_SEED:
+            tried.setdefault(r["budget"], {})[r["rate"]] = first(r)["knn20"]
+    complete = [budget for budget, found in tried.items() if set(rates) <= set(found)]
+    if not complete:
         return sorted(rates)[len(rates) // 2]
-    return float(max(tried, key=lambda r: first(r)["knn20"])["rate"])
+    found = tried[max(complete)]
+    return max(rates, key=lambda rate: found[rate])
 
 
 def read_runs(out: Path) -> list[dict[str, Any]]:
@@ -841,13 +849,13 @@ def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 if values:
                     cell[what] = {"mean": mean(values), "interval": interval(values)}
             rival = ROWS[name].rival
-            others = by.get(rival, {}).get(budget, {})
-            if name != rival and entry["table"] == "B":
+            others = by.get(rival, {}).get(budget, {}) if rival else {}
+            if others:
                 both = [s for s in found if s in others]
                 enough = min(len(found), len(others)) > 2
                 usual = [median(r["steps"] for r in own.values()) for own in (found, others) if enough]
-                pairs = [s for s in both if comparable(found[s], others[s], usual)]
-                gaps = [first(found[s])["knn20"] - first(others[s])["knn20"] for s in pairs]
+                equal = [s for s in both if comparable(found[s], others[s], usual)]
+                gaps = [first(found[s])["knn20"] - first(others[s])["knn20"] for s in equal]
                 if both:
                     cell["to_rival"] = {
                         "rival": rival,
@@ -935,8 +943,8 @@ def tuning(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield "`tune` was not run: every row of table B has the middle one of its rates."
         return
     yield (
-        f"kNN by learning rate per 256 images on seed {TUNING_SEED}, which does not race. These rows have the best of "
-        "them, every other row of table B the middle one of its rates."
+        f"kNN by learning rate per 256 images on seed {TUNING_SEED}, which does not race. Rows that raced "
+        "after this have the best rate of the longest budget that has all of them; all other rows have the middle one."
     )
     yield ""
     yield "| row | seconds | rate: kNN |"

@@ -117,7 +117,7 @@ def cells(
 
 def verdict_rows(tables: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
     """One row for each claim and setting; one for each claim of which nothing is known has no more than its words."""
-    compared = set()  # the same two runs are not two results
+    compared, ran = set(), set()  # the same two runs are not two results
     for name in CLAIMED:
         table = TABLES[name]("cifar")
         runs = {row.key: row.pretraining.name for row in table.rows}
@@ -126,23 +126,18 @@ def verdict_rows(tables: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
             for found in (t for t in tables if t["table"] == name):
                 verdict = found["verdicts"][place]
                 word = verdict.get("seconds" if claim.cost else "top-1")
-                pair = (
-                    setting(found).split(",")[0],
-                    *found["epochs"],
-                    runs[claim.better],
-                    runs[claim.other],
-                    claim.margin,
-                    claim.cost,
-                )
+                two = (runs[claim.better], runs[claim.other])
+                same = (setting(found).split(",")[0], tuple(found["epochs"]), two, claim.margin, claim.cost)
                 # The time depends on no loss.
-                if word is None or pair in compared or (claim.cost and known):
+                if word is None or same in compared or (claim.cost and known):
                     continue
-                compared.add(pair)
+                compared.add(same)
+                ran.add(two)
                 where = "time of a step, %; turns on two processes" if claim.cost else setting(found)
                 paper = "–" if verdict["paper"] is None else f"{verdict['paper']:+.1f}".replace("-", "−")
                 others = [verdict.get(column) for column in ACCURACIES[1:]]
                 known.append([claim.words, where, paper, *cells(word, others, paper=verdict["paper"])])
-            if known or (runs[claim.better], runs[claim.other]) not in {pair[-4:-2] for pair in compared}:
+            if known or (runs[claim.better], runs[claim.other]) not in ran:
                 yield from known or [[claim.words]]
 
 

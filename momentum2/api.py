@@ -56,7 +56,7 @@ from momentum2.runs.trackers import send
 from momentum2.settings import check as check_settings
 from momentum2.settings import flatten, is_whole
 from momentum2.training.build import build_method, make_job, with_cache, with_devices, with_precision
-from momentum2.training.checks import check, check_encoder, method_class, number_of_views
+from momentum2.training.checks import check, check_encoder, method_class
 from momentum2.training.device import choose_algorithms, choose_device, guest
 from momentum2.training.estimate import check_memory
 from momentum2.training.loop import fit
@@ -216,15 +216,6 @@ def _with_objects(
     config = replace(config, objects=given)
     if method is not None:
         config = replace(config, method=replace(config.method, name=OWN))
-        repeat, views = config.views.repeat, number_of_views(config)
-        if repeat > 1 and views not in method.views:  # a recipe's, for its own method
-            log.warning(
-                "%s does not take %d views per image, so views.repeat is 1, not %d.",
-                method.__name__,
-                views,
-                repeat,
-            )
-            config = replace(config, views=replace(config.views, repeat=1))
     if encoder is not None:
         config = replace(config, model=replace(config.model, backbone=OWN))
     if dataset is not None:

@@ -23,12 +23,12 @@ from momentum2.config import (
     ViewsConfig,
 )
 from momentum2.data import open_dataset
-from momentum2.data.opening import test_split_of, typical_size
+from momentum2.data.opening import SHAPES, test_split_of, typical_size
 from momentum2.errors import SettingError, UserError, hint
 from momentum2.optim import READ_BY
-from momentum2.settings import override, understood
+from momentum2.settings import is_whole, override, understood
 from momentum2.terminal import is_first
-from momentum2.training.checks import check, method_class, suits_repeat
+from momentum2.training.checks import check, method_class, number_of_views
 from momentum2.training.device import choose_device
 from momentum2.training.plan import unused_settings
 
@@ -66,8 +66,9 @@ FAST = MethodConfig(
 FASTEST = replace(FAST, name="simclr")
 #: Four views of 64 images instead of two of 128: a contrastive loss gains more from views than from images.
 FAST_VIEWS = ViewsConfig(repeat=2)
-#: Orthogonalized steps, whose size does not depend on the loss; the rate is 0.04 for two views of 128 images. Without
-#: decay, weights grow until such a step changes little.
+#: Orthogonalized steps, whose size does not depend on the loss. Without decay, weights grow until such a step changes
+#: little. The rate is for two views of so many images, or as many views of fewer.
+PAIRS = 128
 FAST_OPTIM = OptimConfig("muon", lr=0.08, weight_decay=0.1, nesterov=True, exclude_bias_and_norm=True)
 #: One block a stage and half as wide again as a ResNet-18 of the same cost: 24 to 192 channels.
 FAST_MODEL = ModelConfig(
@@ -81,11 +82,13 @@ _DEPARTS = (
 
 
 def _decay(steps: int, rate: float) -> float:
-    """What takes as much off the weights in `steps` at the learning rate `rate` as the quickstart does in its 624.
+    """What takes as much off the weights in `steps` at the learning rate `rate` as the quickstart does in all of its.
 
     In very short runs less: one step must not take off all of a weight. The most that was measured is 0.195.
     """
-    total = FAST_OPTIM.weight_decay * 624 * FAST_OPTIM.lr / 2
+    train, optim = quickstart().config.train, quickstart().config.optim
+    peak = optim.lr * train.batch_size / 256
+    total = optim.weight_decay * train.epochs * (SHAPES["train"] // train.batch_size) * peak
     return round(min(0.2, total / max(steps * rate, 1e-9)), 4)
 
 
@@ -110,8 +113,8 @@ def quickstart() -> Recipe:
             data=data,
             eval_data=data,
             views=FAST_VIEWS,
-            train=TrainConfig(epochs=2, batch_size=64, checkpoint_every=156),
-            optim=replace(FAST_OPTIM, lr=2 * FAST_OPTIM.lr, warmup_epochs=0.1),
+            train=TrainConfig(epochs=2, batch_size=PAIRS // FAST_VIEWS.repeat, checkpoint_every=156),
+            optim=replace(FAST_OPTIM, lr=FAST_OPTIM.lr * FAST_VIEWS.repeat, warmup_epochs=0.1),
             monitor=MonitorConfig(knn_every=1, knn_images=5_000),
         ),
         summary="SimCLR with Muon in a ResNet-10 on the built-in shapes, in minutes on a laptop; not the paper's "
@@ -162,14 +165,16 @@ def cifar10() -> Recipe:
 def cifar10_cpu() -> Recipe:
     base = quickstart().config
     data = DataConfig(name="folder", image_size=32)
+    train = replace(base.train, epochs=4, checkpoint_every=500)
+    steps = train.epochs * (50_000 // train.batch_size)
     return Recipe(
         replace(
             base,
             method=FAST,
             data=data,
             eval_data=data,
-            train=replace(base.train, epochs=4, checkpoint_every=500),
-            optim=replace(base.optim, weight_decay=_decay(4 * 781, 0.04)),
+            train=train,
+            optim=replace(base.optim, weight_decay=_decay(steps, base.optim.lr * train.batch_size / 256)),
             monitor=replace(base.monitor, knn_every=2, knn_images=10_000),
         ),
         summary=f"A Momentum² teacher on CIFAR-10 as image files, for one CPU core; {_DEPARTS}, "
@@ -540,8 +545,9 @@ def adapt() -> Recipe:
 
 
 def _fit_to_adapt(config: Config, given: frozenset[str]) -> Config:
-    """Size, batch and evaluation by the images; network and length are as they are."""
-    fitted = _fit_to_folder(config, given | {"method.name", "model.backbone", "train.epochs"})
+    """Size, batch and evaluation by the images; method, network, views and length are as they are."""
+    own = {"method.name", "model.backbone", "train.epochs", "views.repeat"}
+    fitted = _fit_to_folder(config, given | own)
     optim = config.optim
     if not config.model.backbone.startswith(TIMM) and "optim.layer_decay" not in given:
         optim = replace(optim, layer_decay=None)  # only timm's networks say what their layers are
@@ -572,7 +578,7 @@ def _fit_to_folder(config: Config, given: frozenset[str]) -> Config:
     if not gpu and "views.repeat" not in given:
         repeated = replace(config, method=method, views=replace(views, repeat=small.views.repeat))
         views = repeated.views if _may_repeat(repeated) else views
-    most = max(2, (256 if gpu else 128) // views.repeat)
+    most = max(2, (2 * PAIRS if gpu else PAIRS) // views.repeat)
     batch = 2 ** int(math.log2(min(most, n // 2)))
     if "train.batch_size" in given:
         batch = config.train.batch_size
@@ -601,7 +607,7 @@ def _fit_to_folder(config: Config, given: frozenset[str]) -> Config:
     else:
         evaluation = replace(evaluation, test_split=test)
     # The rate is given for 256 images and goes with the batch; Muon's should go with the square root of all views.
-    rate = config.optim.lr * (1 if "optim.lr" in given else math.sqrt(128 * views.repeat / batch))
+    rate = config.optim.lr * (1 if "optim.lr" in given else math.sqrt(PAIRS * views.repeat / batch))
     steps = config.train.steps or max(1, epochs * (n // batch))
     optim = replace(
         config.optim,
@@ -665,6 +671,8 @@ def configure(
     A recipe that looks at the user's data has done so; what was given wins over what it chose. A setting that was given
     and has no effect is named in a warning, unless it is one of those `copied` from a run.
     """
+    if is_whole(given):  # it decides everything, and what an older version did not write is as it was then
+        recipe = None
     base = Config() if recipe is None else recipe.config
     chosen = understood(base, {name: value for name, value in given.items() if name not in copied})
     given = understood(base, given)
@@ -681,7 +689,9 @@ def configure(
     if "optim.weight_decay" not in given and _decays(config.optim) != _decays(base.optim):
         config = replace(config, optim=replace(config.optim, weight_decay=OptimConfig().weight_decay))
     if not (config.views.repeat == 1 or "views.repeat" in given or _may_repeat(config)):
-        config = _without_repeat(config, given.keys())
+        config = replace(config, views=replace(config.views, repeat=1))
+    if config.views.repeat == 1 < base.views.repeat:
+        config = _drawn_once(config, base.views.repeat, given.keys())
     # A network is tested on images of the kind that it is trained on.
     seen = {
         name: getattr(config.data, name)
@@ -695,19 +705,26 @@ def configure(
 
 
 def _may_repeat(config: Config) -> bool:
-    return config.method.name == OWN or suits_repeat(config, method_class(config))
+    """Whether the `views.repeat` of a recipe suits the method and the views that were chosen: it is for pairs."""
+    once = replace(config, views=replace(config.views, repeat=1))
+    return number_of_views(once) == 2 and number_of_views(config) in method_class(config).views
 
 
-def _without_repeat(config: Config, given: Set[str]) -> Config:
-    """A recipe that repeats views, for a method that does not: as many views a step, steps and rate as it has."""
-    times, train, optim = config.views.repeat, config.train, config.optim
-    if "train.batch_size" not in given:
-        train = replace(train, batch_size=train.batch_size * times)
-        if "train.epochs" not in given:
-            train = replace(train, epochs=train.epochs * times)
-        if "optim.lr" not in given:
-            optim = replace(optim, lr=optim.lr / times)
-    return replace(config, views=replace(config.views, repeat=1), train=train, optim=optim)
+def _drawn_once(config: Config, times: int, given: Set[str]) -> Config:
+    """A recipe that draws each view several times, for a pair: as many views a step, steps and learning rate."""
+    longer = {
+        "train": ("batch_size", "epochs"),
+        "optim": ("warmup_epochs",),
+        "monitor": ("knn_every",),
+    }
+    sections = {}
+    for section, names in longer.items():
+        before = getattr(config, section)
+        values = {name: getattr(before, name) * times for name in names if f"{section}.{name}" not in given}
+        sections[section] = replace(before, **values)
+    if "optim.lr" not in given:  # which is for 256 images
+        sections["optim"] = replace(sections["optim"], lr=config.optim.lr / times)
+    return replace(config, **sections)
 
 
 def _decays(optim: OptimConfig) -> bool:

@@ -137,9 +137,14 @@ def flatten(tree: Mapping[str, object]) -> dict[str, object]:
 
 
 def is_whole(names: Iterable[str]) -> bool:
-    """Whether settings are a whole `Config`, as a run writes it, and not some that somebody chose."""
+    """Whether settings are a whole `Config`, as a run writes it, and not some that somebody chose.
+
+    That of an older version lacks what was added since.
+    """
+    known, names = leaves(Config), set(names)
     sections = {field.name for field in fields(Config)} - {"objects"}
-    return sections <= {name.partition(".")[0] for name in names}
+    whole = sections <= {name.partition(".")[0] for name in names}
+    return whole and 2 * len(known.keys() & names) > len(known)
 
 
 @cache

@@ -264,7 +264,7 @@ class Killer(loop.Stepper):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__call__(k, *rest, **more)
 loop.Stepper = Killer
-config = m2.recipe("quickstart", json.loads(sys.argv[4]))
+config = m2.recipe("quickstart", {**json.loads(sys.argv[4]), "views.repeat": 1})
 assert m2.pretrain(config, sys.argv[2], method=theirs.Aligned).finished
 """
 
@@ -291,7 +291,6 @@ def test_a_method_from_outside_is_trained_killed_resumed_evaluated_and_exported(
     assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
 
     run = m2.Run(tmp_path / "killed")
-    assert (config.views.repeat, run.config.views.repeat) == (2, 1)  # it takes two views
     assert run.config.method.name == "own"
     assert "theirs.Aligned" in str(run.config.objects.method)
     assert m2.evaluate_knn(run, subject=CPU).network == "student"
@@ -307,8 +306,13 @@ def test_a_method_from_outside_is_trained_killed_resumed_evaluated_and_exported(
         from theirs import Aligned  # type: ignore[import-not-found]
     finally:
         sys.path.pop(0)
+    pairs = m2.recipe("quickstart", {**TINY, "views.repeat": 1})
     with pytest.raises(m2.UserError, match=r"objects\.method was theirs\.Aligned"):
-        m2.pretrain(config, run, method=Aligned)
+        m2.pretrain(pairs, run, method=Aligned)
+    repeated = r"views\.repeat is 2, which makes 4 views per image, but Aligned takes 2 views\. Set it to 1\."
+    with pytest.raises(m2.UserError, match=repeated):
+        m2.pretrain(config, tmp_path / "repeated", method=Aligned)
+    assert not (tmp_path / "repeated").exists()
     with pytest.raises(m2.SettingError, match=r"pretrain\(method=\.\.\.\)"):
         m2.pretrain(run.config, run)
 

@@ -77,7 +77,7 @@ def planned(*arguments: str) -> Config:
         (["plan", "quickstart", "--monitor.log_every", "0"], "--monitor.log_every must be at least 1"),
         (
             ["plan", "quickstart-paper", "--views.recipe", "supervised"],
-            "makes 1 view per image, but BYOL takes at least 2 views. Use byol, or",
+            "makes 1 view per image, but BYOL takes at least 2 views. Use byol.",
         ),
         (
             ["plan", "quickstart", "--method.name", "moco", "--views.repeat", "2"],
@@ -89,7 +89,7 @@ def planned(*arguments: str) -> Config:
         ),
         (
             ["plan", "quickstart", "--views.recipe", "evaluation", "--views.repeat", "2"],
-            "--views.recipe evaluation draws nothing at random",
+            "--views.repeat must be 1 with views.recipe evaluation, which draws nothing at random",
         ),
         (["plan", "quickstart-paper", "--train.devices", "32"], "needs at least 2 samples but would get 1"),
         (["plan", "quickstart", "--train.devices", "7"], "cannot be divided among 7 device(s)"),
@@ -181,7 +181,11 @@ def test_a_longer_run_is_refused_with_a_way(trained: Path, capsys: pytest.Captur
     assert main(["pretrain", *config, "--train.steps=2", "--out", str(trained)]) == 2
     assert f"to train longer, start another run with model.weights {weights}" in capsys.readouterr().err
     assert main(["pretrain", *config, "--train.steps=2", "--train.seed=1", "--out", str(trained)]) == 2
-    assert "to train longer" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "to train longer" not in said
+    command = ["pretrain", *config, "--out", str(trained)]
+    assert f"To resume it as it was, run momentum2 {' '.join(command)}." in said
+    assert main(command) == 0
 
 
 def test_a_plan_says_why_a_network_is_small_and_who_can_have_it(capsys: pytest.CaptureFixture[str]):

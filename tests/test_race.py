@@ -80,20 +80,48 @@ def test_a_race_from_start_to_page(
     assert found["rows"]["bundle"]["budgets"]["0.5"]["to_rival"]["rival"] == "simclr"
 
 
-def test_a_row_is_compared_with_its_rival_seed_by_seed(race: ModuleType, monkeypatch: pytest.MonkeyPatch):
-    def run(row: str, seed: int, top1: float) -> dict[str, object]:
-        return {
-            "row": row,
-            "words": "",
-            "table": "B",
-            "budget": 60.0,
-            "seed": seed,
-            "rate": 0.32,
-            "steps": 100,
-            "gemm": [80, 80],
-            "networks": {"student": {"knn20": top1, "knn200": 1.0, "dimensions": 4.0}},
-        }
+def run(row: str, seed: int, top1: float, budget: float = 60.0, rate: float = 0.16) -> dict[str, object]:
+    return {
+        "row": row,
+        "words": "",
+        "table": "B",
+        "budget": budget,
+        "seed": seed,
+        "rate": rate,
+        "steps": 100,
+        "gemm": [80, 80],
+        "networks": {"student": {"knn20": top1, "knn200": 1.0, "dimensions": 4.0}},
+    }
 
+
+def test_a_row_and_its_rival_differ_in_what_its_name_says(race: ModuleType):
+    def peak(name: str) -> tuple[object, ...]:
+        row = race.ROWS[name]
+        batch = row.settings.get("train.batch_size", race.SHARED["train.batch_size"])
+        return tuple(rate * batch / 256 for rate in row.rates)
+
+    for name, row in race.ROWS.items():
+        if row.rival:
+            rival = race.ROWS[row.rival]
+            assert (row.table, rival.table) == ("B", "B")
+            if row.settings.get("optim.name") == rival.settings.get("optim.name"):
+                assert peak(name) == pytest.approx(peak(row.rival))
+
+
+def test_rates_are_chosen_where_all_were_tried(race: ModuleType, tmp_path: Path):
+    (tmp_path / "runs").mkdir()
+    low, middle, high = race.ROWS["simclr-views"].rates
+    tried = [(60.0, low, 50.0), (60.0, middle, 49.0), (60.0, high, 51.0), (300.0, middle, 60.0)]
+    runs = [run("simclr-views", race.TUNING_SEED, top1, budget, rate) for budget, rate, top1 in tried]
+    for count, expected in ((2, middle), (3, high), (4, high)):
+        (tmp_path / "runs" / f"{count - 1}.json").write_text(json.dumps(runs[count - 1]))
+        (tmp_path / "runs" / "0.json").write_text(json.dumps(runs[0]))
+        assert race.chosen_rate(tmp_path, "simclr-views") == expected
+    text = "\n".join(race.tuning(runs))
+    assert f"| `simclr-views` | 60 | {low:g}: 50.0, {middle:g}: 49.0, **{high:g}: 51.0** |" in text
+
+
+def test_a_row_is_compared_with_its_rival_seed_by_seed(race: ModuleType):
     ours = [run("bundle-views", 10 + i, top1) for i, top1 in enumerate((61.0, 62.5, 62.0, 70.0))]
     rival = [run("simclr-views", 10 + i, top1) for i, top1 in enumerate((60.0, 60.5, 61.5))]
     others = [run("simclr", 10 + i, 50.0) for i in range(3)]

@@ -96,8 +96,13 @@ def view_specs(
         raise SettingError("data.image_size", f"must be at least 1, not {image_size}.")
     with called({"": "views."}):
         check(views)
-    drawn = _RECIPES[views.recipe](views, image_size) * views.repeat
-    specs = tuple(_with_switches(spec, views, i) for i, spec in enumerate(drawn))
+    drawn = _RECIPES[views.recipe](views, image_size)
+    if views.repeat > 1 and all(spec.center is not None for spec in drawn):
+        raise SettingError(
+            "views.repeat",
+            f"must be 1 with views.recipe {views.recipe}, which draws nothing at random: all views would be the same.",
+        )
+    specs = tuple(_with_switches(spec, views, i) for i, spec in enumerate(drawn)) * views.repeat
     if normalization is None:
         return specs
     specs = tuple(replace(spec, mean=normalization.mean, std=normalization.std) for spec in specs)

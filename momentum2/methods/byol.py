@@ -44,7 +44,7 @@ def contrast(q: Tensor, z: Tensor, own: list[Tensor], temperature: float) -> Ten
 class BYOL(ViewByView, TeacherMethod):
     """The student's f, g, q learn to predict the teacher's f, g of the other view."""
 
-    views = range(2, 1000)  # v, v', and small crops
+    views = range(2, 100_000)  # v, v', and small crops
     reads = TeacherMethod.reads | {
         *("method.repulsion", "method.temperature"),
         *("method.predictor", "model.predictor_hidden"),

@@ -45,7 +45,7 @@ def dino_projector(inputs: int, hidden: int, outputs: int, norm: bool) -> nn.Seq
 class DINO(ViewByView, TeacherMethod):
     """The teacher sees the two large views, the student all; every pair of different views is a term."""
 
-    views = range(2, 1000)
+    views = range(2, 100_000)
     reads = TeacherMethod.reads | {
         *(
             "method.temperature",

@@ -41,7 +41,7 @@ def nt_xent(views: list[Tensor], temperature: float) -> Tensor:
 class SimCLR(ViewByView):
     """Encoder f and projector g."""
 
-    views = range(2, 1000)
+    views = range(2, 100_000)
     reads = PROJECTOR | {"method.temperature"}
 
     def __init__(self, config: Config, schedule: Schedule, f: Encoder, devices: int, classes: int) -> None:

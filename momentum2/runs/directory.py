@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import socket
 import threading
@@ -205,16 +206,19 @@ def check_config(out: Path, config: RunConfig, idle: frozenset[str] = frozenset(
     if differing:
         raise UserError(
             f"{out} was started with different settings ({'; '.join(differing)}). Use the original ones, or choose "
-            f"another run directory.{_longer(out, now, differing)}"
+            f"another run directory.{_remedy(out, now, differing)}"
         )
 
 
-def _longer(out: Path, now: Mapping[str, object], differing: list[str]) -> str:
-    """How to train on, if the length of a pretraining is all that differs."""
+def _remedy(out: Path, now: Mapping[str, object], differing: list[str]) -> str:
+    """How to resume a pretraining as it was; how to train longer, if the length is all that differs."""
     if now.get("method.freeze_encoder") is not False:  # linear evaluation, or a detector
         return ""
     if not all(change.startswith(("train.steps ", "train.epochs ")) for change in differing):
-        return ""
+        if any(value for name, value in now.items() if name.startswith("objects.")):  # only Python has them
+            return ""
+        command = shlex.join(["momentum2", "pretrain", "--config", str(out / CONFIG), "--out", str(out)])
+        return f" To resume it as it was, run {command}."
     ready = "start" if (out / ENCODER).exists() else "let it finish and start"
     return f" Its schedules end with it: to train longer, {ready} another run with model.weights {out / ENCODER}."
 

@@ -1,6 +1,5 @@
 """Settings that cannot work, refused in one sentence before anything is opened or written."""
 
-from dataclasses import replace
 from typing import get_args
 
 from momentum2.augment import Normalization, view_specs
@@ -31,12 +30,6 @@ def number_of_views(config: Config) -> int:
     return len(view_specs(config.views, config.data.image_size, Normalization.of(config.data)))
 
 
-def suits_repeat(config: Config, kind: type[Method]) -> bool:
-    """Whether the `views.repeat` of a recipe suits the method and the views that were chosen: it is for pairs."""
-    once = replace(config, views=replace(config.views, repeat=1))
-    return number_of_views(once) == 2 and number_of_views(config) in kind.views
-
-
 def check(config: Config, kind: type[Method]) -> None:
     """Raise a `UserError` for a value out of its limits, or for settings that do not suit the method."""
     check_settings(config)
@@ -58,7 +51,7 @@ def check(config: Config, kind: type[Method]) -> None:
         wanted = (
             f"{kind.views[0]} view{'s' * (kind.views[0] > 1)}" if one else f"at least {kind.views[0]} views"
         )
-        once = number_of_views(replace(config, views=replace(config.views, repeat=1)))
+        once = views // config.views.repeat
         if config.views.repeat > 1 and once in kind.views:
             raise SettingError(
                 "views.repeat",
@@ -68,12 +61,7 @@ def check(config: Config, kind: type[Method]) -> None:
         raise SettingError(
             "views.recipe",
             f"{config.views.recipe} makes {once} view{'s' * (once > 1)} per image, but {name} takes {wanted}. Use "
-            f"{_recipe_with(kind.views)}, or change small_crops or repeat.",
-        )
-    if config.views.recipe == "evaluation" and views > 1:
-        raise SettingError(
-            "views.recipe",
-            "evaluation draws nothing at random, so all views of an image would be the same. Use another.",
+            f"{_recipe_with(kind.views)}.",
         )
     if kind.has_teacher and method.teacher_norm not in kind.teacher_norms:
         raise SettingError(

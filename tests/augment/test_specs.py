@@ -54,12 +54,14 @@ def test_supervised_and_evaluation():
 def test_repeat_draws_each_view_of_the_recipe_again():
     once = view_specs(ViewsConfig("byol", solarize=0.5), 96)
     assert view_specs(ViewsConfig("byol", solarize=0.5, repeat=3), 96) == once * 3
-    turned = view_specs(ViewsConfig("byol", color=[1.0, 0.5, 0.25, 0.0], repeat=2), 96)
+    turned = view_specs(ViewsConfig("byol", color=[1.0, 0.5], repeat=2), 96)
     assert [view.jitter[0] for view in turned] == pytest.approx(
-        [0.4, 0.2, 0.1, 0.0]
-    )  # numbers count all views
+        [0.4, 0.2, 0.4, 0.2]
+    )  # one number per view of it
     with pytest.raises(SettingError, match=r"views\.repeat"):
         view_specs(ViewsConfig("byol", repeat=0), 96)
+    with pytest.raises(SettingError, match=r"views\.repeat must be 1 with views\.recipe evaluation"):
+        view_specs(ViewsConfig("evaluation", repeat=2), 96)
 
 
 def test_multicrop():

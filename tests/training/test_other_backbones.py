@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import subprocess
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from momentum2.evaluate.subject import SubjectOptions
 from momentum2.methods.method import Method
 from momentum2.runs.card import inspect
 from momentum2.runs.encoder import load_encoder
+from momentum2.settings import flatten, override
 from momentum2.training.alarms import Alarms
 from momentum2.training.build import build_method
 from momentum2.training.checks import check_encoder
@@ -322,18 +323,38 @@ def test_on_a_cpu_the_short_recipes_are_simclr_and_the_teacher_is_one_setting_aw
     assert recipes.find("folder").config.method == teacher
 
 
-def test_methods_that_take_two_views_get_two_of_as_many_images(tmp_path: Path) -> None:
+def test_methods_that_take_two_views_get_two_of_twice_the_images(tmp_path: Path) -> None:
     def chosen(name: str, own: dict[str, object]) -> tuple[object, ...]:
         config = recipes.configure(recipes.find(name), own)
         train = config.train
         return config.views.repeat, train.batch_size, train.epochs, pytest.approx(config.optim.lr)
 
+    def in_steps(own: dict[str, object]) -> tuple[object, ...]:
+        config = recipes.configure(recipes.find("quickstart"), own)
+        epoch = 20_000 // config.train.batch_size
+        rate = config.optim.lr * config.train.batch_size / 256
+        return (
+            config.train.epochs * epoch,
+            round(config.optim.warmup_epochs * epoch),
+            config.monitor.knn_every * epoch,
+            pytest.approx(rate),
+        )
+
     for own in ({}, {"method.name": "simclr"}, {"method.name": "byol"}, {"method.name": "dino"}):
         assert chosen("quickstart", own) == (2, 64, 2, 0.16)
-    two = (1, 128, 4, 0.08)  # as many steps with as many views and the same rate each
-    for own in ({"method.name": "moco"}, {"method.name": "simsiam"}, {"views.recipe": "supervised"}):
-        assert chosen("quickstart", own) == two
-    assert chosen("quickstart", {"method.name": "moco", "train.batch_size": 32}) == (1, 32, 2, 0.16)
+    pairs = (
+        {"method.name": "moco"},
+        {"method.name": "simsiam"},
+        {"views.repeat": 1},
+        {"views.recipe": "supervised"},
+    )
+    for own in pairs:
+        assert chosen("quickstart", own) == (1, 128, 4, 0.08)
+        assert in_steps(own) == in_steps({}) == (624, 31, 312, 0.04)
+    moco = {"method.name": "moco"}
+    assert chosen("quickstart", moco | {"train.batch_size": 128}) == chosen("quickstart", moco)
+    assert chosen("quickstart", moco | {"train.batch_size": 32}) == (1, 32, 4, 0.08)
+    assert chosen("quickstart", moco | {"optim.lr": 0.16, "train.epochs": 3}) == (1, 128, 3, 0.16)
     given = {"data.root": str(photos(tmp_path / "photos", 256)), "train.device": "cpu", "train.epochs": 5}
     for own in ({}, {"method.name": "simclr"}, {"method.name": "byol"}):
         assert chosen("folder", given | own) == (2, 64, 5, 0.16)
@@ -341,6 +362,25 @@ def test_methods_that_take_two_views_get_two_of_as_many_images(tmp_path: Path) -
         assert chosen("folder", given | own) == (1, 128, 5, 0.08)
     for repeat, batch in ((3, 32), (64, 2), (100, 2)):
         assert chosen("folder", given | {"views.repeat": repeat})[:2] == (repeat, batch)
+    adapt = {key: value for key, value in given.items() if key != "train.epochs"} | {
+        "model.backbone": "timm/test_vit"
+    }
+    assert chosen("adapt", adapt)[:3] == (1, 128, 20)  # the paper's loss, for two views
+
+
+def test_a_whole_config_of_an_older_version_is_not_filled_up_by_a_recipe(tmp_path: Path) -> None:
+    """What it lacks is as it was before there was such a setting."""
+    whole = flatten(asdict(override(Config(), {"method.name": "simclr", "train.batch_size": 128})))
+    del whole["views.repeat"]
+    for name in ("quickstart", "folder"):
+        config = recipes.configure(recipes.find(name), {**whole, "data.root": str(tmp_path), "optim.lr": 0.3})
+        assert (config.views.repeat, config.train.batch_size, config.optim.lr) == (1, 128, 0.3)
+    # A few of one's own in every section are not a whole config.
+    few = {
+        name: value for name, value in whole.items() if name.endswith((".name", ".recipe", ".width", ".seed"))
+    }
+    few |= {"monitor.knn_every": 1, "optim.lr": 0.1, "eval_data.name": "none"}
+    assert recipes.configure(recipes.find("quickstart"), few).model.backbone == "resnet10"
 
 
 def test_weight_decay_takes_as_much_off_in_runs_of_any_length(tmp_path: Path) -> None:
