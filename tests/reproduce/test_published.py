@@ -115,3 +115,19 @@ def test_a_claim_has_its_verdict_or_is_not_run(verdicts: ModuleType, tmp_path: P
     verdicts.plot_cost(table, tmp_path / "cost.svg")
     assert "A Momentum BN teacher is better" in (tmp_path / "verdicts.svg").read_text(encoding="utf-8")
     assert "student BN, teacher Momentum BN" in (tmp_path / "cost.svg").read_text(encoding="utf-8")
+
+
+def test_the_same_rows_trained_longer_are_another_result(verdicts: ModuleType, tmp_path: Path):
+    shutil.copytree(RESULTS / "stability", tmp_path / "stability")
+    shutil.copy(RESULTS / "bn-statistics.json", tmp_path)
+    table = json.loads((tmp_path / "bn-statistics.json").read_text(encoding="utf-8"))
+    (tmp_path / "bn-statistics-4-epochs.json").write_text(json.dumps({**table, "epochs": [4]}))
+    page = verdicts.page(tmp_path)
+    claim = "| A Momentum BN teacher is better than a BN teacher | the paper's loss, 4 samples"
+    lines = [line for line in page.splitlines() if line.startswith(claim)]
+    assert [line.split(" | ")[1] for line in lines] == [
+        "the paper's loss, 4 samples",
+        "the paper's loss, 4 samples, 4 epochs",
+    ]
+    assert "after 1 epoch and 4 epochs" in page
+    assert "--seeds 0,1,2,3,4,5 --epochs 4\n" in page
