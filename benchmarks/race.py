@@ -940,7 +940,7 @@ def tuning(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
         if r["seed"] == TUNING_SEED:
             tried.setdefault((r["row"], r["budget"]), []).append(r)
     if not tried:
-        yield "`tune` was not run: every row of table B has the middle one of its rates."
+        yield "`tune` was not run: every row of table B has the middle one of its rates, or its only one."
         return
     yield (
         f"kNN by learning rate per 256 images on seed {TUNING_SEED}, which does not race. Rows that raced "
@@ -976,7 +976,9 @@ def markdown(found: dict[str, Any], runs: Sequence[dict[str, Any]], picture: str
         "schedule runs on the share of the budget that is spent. The machines' cores differed in speed, so look at the "
         "steps as well, or at the paired differences, for which only runs on equal cores count. How the clock "
         "works, what is counted and how a row is tuned are described at the top of "
-        "[`benchmarks/race.py`](../benchmarks/race.py). Losing rows are kept.",
+        "[`benchmarks/race.py`](../benchmarks/race.py). *To 40 %* is the budget after which runs reach 40%, "
+        "interpolated between budgets on a logarithmic scale; ≤ means that the shortest budget was "
+        "enough. Losing rows are kept.",
         "",
         f"![kNN accuracy against CPU seconds]({picture})",
         "",
@@ -1100,7 +1102,7 @@ def verdicts(found: dict[str, Any]) -> Iterator[str]:
             }
             if longer:
                 names, times = ", ".join(f"`{name}`" for name in longer), min(longer.values())
-                yield f"- To {target}% `{ours}` takes {here} s; {names} take at least {times:.0f} times as long."
+                yield f"- To {target}% `{ours}` takes {here} s; {names} take about {times:.0f} times as long or more."
     for name, entry in rows.items():
         if entry["table"] != "floor":
             budget, cell = max(entry["budgets"].items(), key=lambda item: float(item[0]))

@@ -117,11 +117,11 @@ def quickstart() -> Recipe:
             optim=replace(FAST_OPTIM, lr=FAST_OPTIM.lr * FAST_VIEWS.repeat, warmup_epochs=0.1),
             monitor=MonitorConfig(knn_every=1, knn_images=5_000),
         ),
-        summary="SimCLR with Muon in a ResNet-10 on the built-in shapes, in minutes on a laptop; not the paper's "
-        "teacher, which learns no more and takes longer (--method.name byol)",
+        summary="SimCLR with Muon in a ResNet-10 on the built-in shapes, in minutes on a laptop. It has no teacher: "
+        "the paper's has shown no gain here (--method.name byol adds it)",
         command="momentum2 pretrain quickstart --out runs/quickstart",
-        expect="measured: kNN 93.0% (92.3 to 93.7, five seeds; untrained 24.8%, raw pixels 40.5%, whitened patches "
-        "59.5%), about 2 minutes of one core",
+        expect="measured: kNN 93.0 ± 0.8% (95% interval, five seeds; untrained 24.8%, raw pixels 40.5%, whitened "
+        "patches 59.5%), about 2 minutes of one core",
     )
 
 
@@ -510,8 +510,8 @@ def folder() -> Recipe:
             train=TrainConfig(epochs=200),
             optim=FAST_OPTIM,
         ),
-        summary="Your own images; network, size and length are chosen to fit them. On a CPU as in quickstart, on a GPU "
-        f"a Momentum² teacher; {_DEPARTS}",
+        summary="Your own images; network, size and length are chosen to fit them and the machine. On a CPU it "
+        f"is SimCLR as in quickstart, on a GPU a Momentum² teacher ({_DEPARTS})",
         command="momentum2 pretrain folder --data.root photos --out runs/photos",
         expect="depends on the images",
         adapt=_fit_to_folder,

@@ -57,6 +57,10 @@ def recipes(words: Words) -> int:
     if name is not None:
         recipe = find(name)
         print(f"{recipe.summary}\n\n  {recipe.command}\n\nexpect: {recipe.expect}\n")
+        if recipe.adapt:
+            print(
+                f"# Before it has seen your images; momentum2 plan {name} --data.root DIR shows what it makes of them."
+            )
         print(yaml.safe_dump(asdict(recipe.config), sort_keys=False), end="")
         return 0
     table = Table(box=None, padding=(0, 2, 0, 0))

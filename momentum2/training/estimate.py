@@ -91,7 +91,12 @@ def feeding(config: Config, plan: Plan, dataset: Dataset, step: float | None) ->
     chosen = config.data.workers
     workers = default_workers(choose_device(config.train.device)) if chosen is None else chosen
     given = rate * max(1, workers)
-    words = f"a core prepares about {rate:.0f} images/s (measured on {n}), {workers} workers give about {given:.0f}"
+    who = (
+        f"{workers} workers give about {given:.0f}"
+        if workers
+        else "there are no workers: the process itself does it"
+    )
+    words = f"one core prepares about {rate:.0f} images/s (measured on {n}); {who}"
     if step is None:
         return words
     asked = plan.micro_batch * config.train.accumulate / step

@@ -233,7 +233,9 @@ def _data(config: Config, plan: Plan) -> str:
 
 def _views(config: Config) -> str:
     """Where a recipe's views are drawn several times."""
-    return f"{number_of_views(config)} per image: each of {config.views.recipe}'s, drawn {config.views.repeat} times"
+    views, repeat = number_of_views(config), config.views.repeat
+    once = f"the {views // repeat} of the augmentations {config.views.recipe}"
+    return f"{views} per image: {once}, each drawn {repeat} times"
 
 
 def _optimizer(optim: OptimConfig, plan: Plan) -> str:
@@ -283,5 +285,5 @@ def _peak(config: Config, plan: Plan) -> str:
 
 def _devices(config: Config, plan: Plan) -> str:
     each = config.train.batch_size // (plan.devices * config.train.accumulate)
-    chosen = ", the number of processes at the first start" if config.train.devices == "auto" else ""
-    return f"{plan.devices}, each with {each} images of a micro-batch{chosen}"
+    chosen = " (as many as processes at the first start)" if config.train.devices == "auto" else ""
+    return f"{plan.devices}{chosen}, each with {each} images per micro-batch"

@@ -44,7 +44,7 @@ def test_a_plan_says_that_views_are_repeated():
         config = find(name).config
         return dict(describe(config, resolve(config, IMAGENET), inspect(config))).get("views")
 
-    assert line("quickstart") == "4 per image: each of byol's, drawn 2 times"
+    assert line("quickstart") == "4 per image: the 2 of the augmentations byol, each drawn 2 times"
     assert line("quickstart-paper") is None
 
 
@@ -134,7 +134,7 @@ def test_a_plan_says_what_the_cores_give(tmp_path: Path, monkeypatch: pytest.Mon
     config = Config(model=model, data=data, train=TrainConfig(batch_size=4, devices=1, device="cpu"))
     said = dict(planned(config, None, 1, probe=False))["feeding"]
     one, three = re.match(
-        r"a core prepares about (\d+) images/s \(measured on 8\), 3 workers give about (\d+)$", said
+        r"one core prepares about (\d+) images/s \(measured on 8\); 3 workers give about (\d+)$", said
     ).groups()
     assert int(three) == pytest.approx(3 * int(one), abs=2)
     monkeypatch.setattr("momentum2.training.estimate.step_seconds", lambda *_: 1e-6)
