@@ -202,7 +202,8 @@ def stats(words: Words) -> int:
 def _recipe() -> Positional:
     from momentum2.recipes import RECIPES
 
-    return Positional("RECIPE", "A recipe; momentum2 recipes lists them.", tuple(RECIPES))
+    words = "A recipe; momentum2 recipes lists them. The defaults below are its own, or those without a recipe."
+    return Positional("RECIPE", words, tuple(RECIPES))
 
 
 def _recipe_options(options: "DataclassInstance") -> Options:
