@@ -11,6 +11,9 @@ import pytest
 from PIL import Image
 
 from momentum2.cli import main
+from momentum2.recipes import find
+from momentum2.settings import config_from_file, override
+from momentum2.training.plan import resolve
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -52,6 +55,11 @@ def test_a_run_its_file_and_its_figure(tmp_path: Path, monkeypatch: pytest.Monke
     (row,) = found["rows"]
     assert (row["epochs"], row["seed"], row["precision"]) == (2, 0, "fp32")
     assert (row["views"], row["images"]) == (4, 8)
+    recipe = find("cifar10-cpu").config
+    decay = config_from_file(out / "recipe" / "config.yaml").optim.weight_decay
+    assert decay * 2 == pytest.approx(
+        recipe.optim.weight_decay * recipe.train.epochs
+    )  # in 2 epochs as in its own
     records = [json.loads(line) for line in (out / "recipe" / "metrics.jsonl").read_text().splitlines()]
     spent = {r["step"]: r["cpu_time"] for r in records if "cpu_time" in r}
     assert list(spent) == [1, 2, 3, 4, 5, 6, 7, 8]  # 32 images, 8 a step
@@ -70,6 +78,13 @@ def test_a_run_its_file_and_its_figure(tmp_path: Path, monkeypatch: pytest.Monke
     assert f"| {row['knn']:.1f} | {row['linear']:.1f} |" in verdicts.of_long(found)
     verdicts.plot_long(found, tmp_path / "long.svg")
     assert "whitened patches, linear" in (tmp_path / "long.svg").read_text()
+
+
+@pytest.mark.parametrize("row", ["local-local", "local-momentum"])
+def test_rows_about_devices_have_four_samples_on_each(row: str):
+    config = override(find("cifar10-cpu").config, load("long").ROWS[row])
+    plan = resolve(config, 50_000)
+    assert (plan.student_bn, plan.teacher_bn) == (4, 4)
 
 
 def test_a_command_that_is_stopped_ends_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

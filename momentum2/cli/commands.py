@@ -202,7 +202,9 @@ def stats(words: Words) -> int:
 def _recipe() -> Positional:
     from momentum2.recipes import RECIPES
 
-    words = "A recipe; momentum2 recipes lists them. The defaults below are its own, or those without a recipe."
+    words = (
+        "A recipe; momentum2 recipes lists them. The defaults below are its own, or those without a recipe."
+    )
     return Positional("RECIPE", words, tuple(RECIPES))
 
 
