@@ -189,6 +189,10 @@ def test_no_relative_imports():
             assert not (isinstance(node, ast.ImportFrom) and node.level), path
 
 
+def _is(node: ast.expr, word: str) -> bool:
+    return isinstance(node, ast.Constant) and node.value == word
+
+
 def test_only_the_command_line_knows_flags():
     """A mistake carries its setting, and the command line makes a flag of it: the sentence is right from Python too."""
     # Commands as text are what these are about; the details of a report also have CSS variables.
@@ -198,9 +202,12 @@ def test_only_the_command_line_knows_flags():
         if {place.parts[0], place.as_posix()} & exempt:
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        fine = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+        # A whole command to copy is right from Python, too.
+        lists = (node.elts for node in ast.walk(tree) if isinstance(node, ast.List))
+        fine |= {id(word) for words in lists if words and _is(words[0], "momentum2") for word in words}
         for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in fine:
                 assert not re.search(r"--[a-z]", node.value), f"{place}:{node.lineno}: {node.value}"
 
 

@@ -36,8 +36,6 @@ from momentum2.settings import (
 )
 from momentum2.yaml_settings import LARGEST_FILE, read_settings
 
-PUBLISHED = Path(__file__).parent.parent / "docs" / "results"
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -441,14 +439,6 @@ def test_a_mistake_in_a_file_is_told_as_one_of_the_file(tmp_path: Path):
         config_from_file(path)
     assert error.value.setting == "train.epochs"
     assert error.value.told("--") == f"{path}: train.epochs must be at least 1, not 0."
-
-
-@pytest.mark.parametrize(
-    "path", sorted(PUBLISHED.rglob("config.yaml")), ids=lambda path: str(path.relative_to(PUBLISHED).parent)
-)
-def test_the_config_of_a_published_run_can_be_read(path: Path):
-    """They were written by earlier versions."""
-    check(config_from_file(path))
 
 
 def test_lists(tmp_path: Path):
