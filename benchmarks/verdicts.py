@@ -7,6 +7,7 @@ Those files are what `momentum2 reproduce TABLE` (TABLE.json), `momentum2 reprod
 """
 
 import json
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,10 +24,10 @@ DOCS = Path(__file__).parents[1] / "docs"
 CLAIMED = ("bn-statistics", "bn-batch-size", "alpha", "alpha-base", "moco")
 NAMES = {"top-1": "linear", "recalibrated": "linear, recalibrated", "kNN": "kNN"}
 
-HEAD = """# The paper's claims, measured
+TITLE = """# The paper's claims, measured
 
-<!-- Written by `python benchmarks/verdicts.py` from the files in docs/results; do not edit. -->
-
+<!-- Written by `python benchmarks/verdicts.py` from the files in docs/results; do not edit. -->"""
+HEAD = """
 How the claims of *Momentum² Teacher* hold up on CPU cores with CIFAR-10, **after {length}; the paper's numbers are
 after 200 to 1,000 on larger data**. Two rows are compared seed by seed, by a linear classifier on the teacher's
 features: the effect in points with its 95% interval over seeds, and the smallest effect that this many seeds would
@@ -70,7 +71,8 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 def setting(table: dict[str, Any]) -> str:
     """How its runs differ from those of another file with the same table."""
-    words = ["repulsion" if "repulsion" in table["variant"] else "the paper's loss"]
+    own = "MoCo's loss" if table["table"] == "moco" else "the paper's loss"
+    words = ["repulsion" if "repulsion" in table["variant"] else own]
     if table["table"] != "bn-batch-size":  # whose rows say it themselves
         samples = next((word for word in table["variant"] if word.endswith("-samples")), "4-samples")
         words.append(samples.replace("-", " "))
@@ -82,6 +84,11 @@ def setting(table: dict[str, Any]) -> str:
 def lengths(table: dict[str, Any]) -> list[int]:
     """The epochs of its rows, as the scale has them."""
     return sorted({row.pretraining.epochs for row in TABLES[table["table"]](table["scale"]).rows})
+
+
+def prose(text: str) -> str:
+    """A paragraph, broken into lines as on the other pages."""
+    return textwrap.fill(" ".join(text.split()), 150, break_long_words=False, break_on_hyphens=False)
 
 
 def grid(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
@@ -261,15 +268,20 @@ def page(folder: Path) -> str:
     )
     missing = [row[0] for row in rows if len(row) == 1]
     length = " and ".join(dict.fromkeys(duration(epochs) for table in tables for epochs in table["epochs"]))
-    parts = [HEAD.format(length=length, own=OWN_SPREAD), grid(head, [row for row in rows if len(row) > 1], 2)]
+    parts = [
+        TITLE,
+        prose(HEAD.format(length=length, own=OWN_SPREAD)),
+        grid(head, [row for row in rows if len(row) > 1], 2),
+    ]
     parts += [f"Not run: {'; '.join(missing)}."] if missing else []
-    parts.append(WHAT_WENT)
     if tables:
         first = tables[0]
         lines = [line for table in tables for line in commands(table)]
         parts += [
             "## Accuracy",
-            ACCURACY.format(length=length, **first["environment"]) + " " + below(tables),
+            prose(
+                ACCURACY.format(length=length, **first["environment"]) + " " + below(tables) + " " + WHAT_WENT
+            ),
             "```text\n" + "\n".join(lines) + "\n```",
         ]
         for table in tables:
@@ -291,22 +303,24 @@ def page(folder: Path) -> str:
             picture = f"![Effects with their intervals, and the accuracies](results/{table['stem']}.svg)"
             parts.append(f"#{title}, {setting(table)}\n\n{body.strip()}\n\n{picture}")
     if any(row["turns"] for table in tables for row in table["rows"]):
-        parts += ["## Time", TIME, "![Seconds per step](results/cost.svg)"]
+        parts += ["## Time", prose(TIME), "![Seconds per step](results/cost.svg)"]
     run = next(iter(studies.values()))["settings"]
     model = run["training"]["model"]
     parts += [
         "## Noise of the targets",
-        NOISE.format(
-            seeds=len(next(iter(studies.values()))["seeds"]),
-            length=duration(run["epochs"]),
-            batch=run["training"]["train"]["batch_size"],
-            backbone=model["backbone"],
-            width=model["width"],
-            optimizer=run["training"]["optim"]["name"],
-            links=", ".join(
-                f"[{targets['settings']['loss']} loss](results/stability/{stem}.md)"
-                for stem, targets in studies.items()
-            ),
+        prose(
+            NOISE.format(
+                seeds=len(next(iter(studies.values()))["seeds"]),
+                length=duration(run["epochs"]),
+                batch=run["training"]["train"]["batch_size"],
+                backbone=model["backbone"],
+                width=model["width"],
+                optimizer=run["training"]["optim"]["name"],
+                links=", ".join(
+                    f"[{targets['settings']['loss']} loss](results/stability/{stem}.md)"
+                    for stem, targets in studies.items()
+                ),
+            )
         ),
     ]
     for targets in studies.values():
@@ -317,7 +331,7 @@ def page(folder: Path) -> str:
     ]
     if (folder / "long.json").exists():
         long = json.loads((folder / "long.json").read_text(encoding="utf-8"))
-        parts += ["## One long run", LONG, of_long(long), "![kNN against CPU hours](results/long.svg)"]
+        parts += ["## One long run", prose(LONG), of_long(long), "![kNN against CPU hours](results/long.svg)"]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
