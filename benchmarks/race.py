@@ -161,7 +161,7 @@ ROWS: dict[str, Row] = {
     ),
     "bundle-views": Row(
         "B",
-        "`bundle-decay` with four views of 64 images",
+        "`bundle` with weight decay and four views of 64 images",
         {**_BUNDLE, **_DECAY, **_FOUR_VIEWS},
         _RATES_OF_64,
         "simclr-views",
@@ -973,11 +973,12 @@ def markdown(found: dict[str, Any], runs: Sequence[dict[str, Any]], picture: str
         "",
         "Numbers are kNN top-1 (k = 20) over all training images, in percent: the mean over seeds and the 95% interval "
         "of that mean by Student's t (without one, it is one seed). Budgets are CPU seconds of training; every "
-        "schedule runs on the share of the budget that is spent. The machines' cores differed in speed, so look at the "
-        "steps as well, or at the paired differences, for which only runs on equal cores count. How the clock "
-        "works, what is counted and how a row is tuned are described at the top of "
-        "[`benchmarks/race.py`](../benchmarks/race.py). *To 40 %* is the budget after which runs reach 40%, "
-        "interpolated between budgets on a logarithmic scale; ≤ means that the shortest budget was "
+        "schedule runs on the share of the budget that is spent. The cores differed, in steps per second up to twofold "
+        "even where their matrix products are about equally fast. So two rows of a column, or a row's seeds of "
+        "different days, may differ by the core alone: look at the steps as well, or at the paired differences, "
+        "for which only runs on equal cores count. How the clock works, what is counted and how a row is tuned are "
+        "described at the top of [`benchmarks/race.py`](../benchmarks/race.py). *To 40 %* is the budget after which "
+        "runs reach 40%, interpolated between budgets on a logarithmic scale; ≤ means that the shortest budget was "
         "enough. Losing rows are kept.",
         "",
         f"![kNN accuracy against CPU seconds]({picture})",

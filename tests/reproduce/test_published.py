@@ -99,7 +99,8 @@ def test_a_claim_has_its_verdict_or_is_not_run(verdicts: ModuleType, tmp_path: P
         assert not any(line.startswith(f"| {words}") for line in lines)
     assert "With 4 samples per BN" not in page  # the two runs of Table 1
     below = (
-        "Of 2 rows, by the linear classifier: none below raw pixels (38.0%). Of 2 rows, by kNN: 1 below raw"
+        "Of 2 different rows, by the linear classifier: none below raw pixels (38.0%). "
+        "Of 2 different rows, by kNN: 1 below raw"
     )
     assert below in " ".join(page.split())
     command = (
