@@ -57,6 +57,7 @@ from momentum2.data.dataset import Subset
 from momentum2.data.opening import find_data
 from momentum2.data.sampler import seeded_subset
 from momentum2.data.views import ViewBatches
+from momentum2.errors import UserError
 from momentum2.evaluate.accuracy import top1_top5
 from momentum2.evaluate.features import Features, extract
 from momentum2.evaluate.floors import Pixels, calibrate, patch_encoder, random_encoder
@@ -742,9 +743,9 @@ def pending(
                         yield name, rate, budget, seed
 
 
-def run(options: argparse.Namespace) -> None:
-    """Each run in a process of its own, which `--launcher` may start."""
-    out, tune = Path(options.out), options.command == "tune"
+def run(options: argparse.Namespace) -> bool:
+    """Each run in a process of its own, which `--launcher` may start; whether all of them ended well."""
+    out, tune, well = Path(options.out), options.command == "tune", True
     (out / "runs").mkdir(parents=True, exist_ok=True)
     for name, rate, budget, seed in pending(out, options.rows, options.budgets, options.seeds, tune):
         path = place(out, name, rate, budget, seed)
@@ -772,9 +773,11 @@ def run(options: argparse.Namespace) -> None:
         ended = subprocess.run(words, capture_output=True, text=True, check=False)
         if ended.returncode or not path.exists():
             print(f"failed\n{ended.stderr[-2000:]}", flush=True)
+            well = False
             continue
         done = json.loads(path.read_text())
         print(", ".join(f"{n} {v['knn20']:.2f}" for n, v in done["networks"].items()), flush=True)
+    return well
 
 
 def run_one(options: argparse.Namespace) -> None:
@@ -1177,12 +1180,16 @@ def main(words: Sequence[str] | None = None) -> None:
         return
     if options.data is None:
         parser.error("--data is missing")
-    if options.command == "one":
-        torch.set_num_threads(1)
-        keep_large_blocks()
-        run_one(options)
-    else:
-        run(options)
+    try:
+        find_data(options.data, DataConfig())
+        if options.command == "one":
+            torch.set_num_threads(1)
+            keep_large_blocks()
+            run_one(options)
+        elif not run(options):
+            sys.exit(1)
+    except UserError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
 
 
 if __name__ == "__main__":

@@ -94,6 +94,32 @@ def run(row: str, seed: int, top1: float, budget: float = 60.0, rate: float = 0.
     }
 
 
+def test_wrong_data_are_one_sentence_before_any_run(
+    race: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as ended:
+        race.main(["run", "--data", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")])
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"{tmp_path / 'nowhere'} does not exist." in said.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_fails_is_named_and_counts(
+    race: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "empty").mkdir()
+    words = ["run", "--data", str(tmp_path / "empty"), "--out", str(tmp_path / "out"), "--rows", "simclr"]
+    with pytest.raises(SystemExit) as ended:
+        race.main([*words, "--budgets", "1", "--seeds", "0"])
+    assert ended.value.code == 1
+    said = capsys.readouterr().out
+    assert "simclr-1s-seed-0: failed" in said
+    assert "contains no images" in said
+    assert "Traceback" not in said
+
+
 def test_a_row_and_its_rival_differ_in_what_its_name_says(race: ModuleType):
     def peak(name: str) -> tuple[object, ...]:
         row = race.ROWS[name]
